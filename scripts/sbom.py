@@ -43,7 +43,7 @@ def installed(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 def asked(pins: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The same of pins that are not installed, as pip's index says it; nothing is installed."""
-    options = ["--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-"]
+    options = ["--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--python-version", "3.13", "--report", "-"]
     done = subprocess.run([sys.executable, "-m", "pip", "install", *options, *pins], stdout=subprocess.PIPE, check=True)
     every = [item["metadata"] for item in json.loads(done.stdout)["install"]]
     return {_key(each["name"], each["version"]): each for each in every}

@@ -137,9 +137,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+HANGUP = signal.getsignal(signal.SIGHUP)  # ignored under nohup
+
+
 def reset_signals() -> None:
     """Python's own answers, here and in what the tests start: a shell's background jobs are told to ignore Ctrl-C, and
-    a process in which a command has ended ignores SIGTERM, too."""
+    a process in which a command has ended ignores SIGTERM and SIGHUP, too."""
+    signal.signal(signal.SIGHUP, HANGUP)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -125,6 +125,7 @@ def test_the_extras_that_error_lines_name_are_there():
     assert named | set(NEEDS.values()) <= PROJECT["optional-dependencies"].keys()
 
 
+PYTHONS = ("3.11", "3.12", "3.13")
 LOCKS = ("train", "dev", "serve", "tpu", "gcs", "gpu", "torch")
 
 
@@ -144,7 +145,7 @@ def test_locks_of_one_environment_name_each_package_once():
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_pin_has_hashes_and_no_lock_an_address(name):
     text = (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8")
-    blocks = re.findall(r"^(\S+==\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})*)\n", text, re.M)
+    blocks = re.findall(r"^(\S+==\S+(?: ; [^\\\n]+)?)((?: \\\n    --hash=sha256:[0-9a-f]{64})*)\n", text, re.M)
     assert sum(len(pin) + len(hashes) + 1 for pin, hashes in blocks) == len(text)
     assert all(bool(hashes) == (name != "torch") for _, hashes in blocks)
 
@@ -159,6 +160,21 @@ def test_the_locks_have_what_the_extras_ask_for():
     assert len(checked) > 30
     wrong = [str(item) for item in checked if pinned[normalized(item.name)] not in item.specifier]
     assert not wrong
+
+
+def test_the_locks_have_what_their_packages_ask_for_on_another_python_alone():
+    """Such as audioop-lts, by Gradio: without it `chat --web` does not start on 3.13, where Python has no audioop."""
+    environments = [{"extra": "", "python_version": minor, "python_full_version": f"{minor}.0"} for minor in PYTHONS]
+    lacking = set[str]()
+    for name, locks in (".venv", ("train", "dev", "torch", "gpu")), (".venv-serve", ("serve", "torch")):
+        pinned = {normalized(line) for lock in locks for line in read_lock(lock)}
+        folders = map(str, ROOT.glob(f"{name}/lib/python3.*/site-packages"))
+        for package in metadata.distributions(path=[*folders]):
+            for asked in map(Requirement, package.requires or ()):
+                holds = {asked.marker is None or asked.marker.evaluate(each) for each in environments}
+                if len(holds) == 2 and normalized(asked.name) not in pinned:
+                    lacking.add(f"{package.name}: {asked}")
+    assert not lacking
 
 
 # What `pip check` says of the pinned environments; docs/how-to/install.md says why each stays.

@@ -15,10 +15,10 @@ LINUX = "manylinux_2_28_x86_64"
 BUILT = [f"a_b-1.0-cp3{minor}-cp3{minor}-{LINUX}.whl" for minor in MINORS]
 
 
-def chosen(*names: str) -> list[str]:
+def chosen(*names: str, marker: str = "") -> list[str]:
     """The files of these whose hashes are listed for a-b==1.0, each hash being the number of its place."""
     files = [Link(f"file:///{name}#sha256={place:064x}") for place, name in enumerate(names)]
-    return [names[int(sha, 16)] for sha in hashes(files, "a-b==1.0")]
+    return [names[int(sha, 16)] for sha in hashes(files, f"a-b==1.0{marker}")]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,7 @@ def test_wheels_of_the_version_for_each_python_and_system_are_listed_and_no_sour
     arm = f"a_b-1.0-cp312-cp312-{LINUX.replace('x86_64', 'aarch64')}.whl"
     others = ["a_b-1.1-py3-none-any.whl", "a_b-1.0-cp310-cp310-win_amd64.whl", "a_b-1.0.tar.gz", "a_b-1.0-odd.whl"]
     assert chosen(*BUILT, arm, *others) == [*BUILT, arm]
+    assert chosen(*BUILT, arm, *others, marker=' ; python_version >= "3.13"') == BUILT[2:]
 
 
 def test_the_source_is_listed_where_a_python_has_no_wheel_on_linux_and_a_pin_without_either_is_refused(capsys):

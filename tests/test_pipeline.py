@@ -405,7 +405,7 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
 
 
 def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
-    told = {"warnings": ("3 rows of [/a] are also trained on.",), "critical_warnings": ("Do not use [b].",)}
+    told = {"warnings": ("3 rows of [/a]\nare also trained on.",), "critical_warnings": ("Do not use [b].",)}
     pipeline.print_warnings_of(STAGES["data"].record.model_construct(**told))
     assert (
         capsys.readouterr().err

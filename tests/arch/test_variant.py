@@ -106,11 +106,24 @@ def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path)
         ({"rope_parameters": {"sliding_attention": 1, "full_attention": {}}}, "rope_parameters.sliding_attention = 1"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_theta": "big"}, "full_attention": {}}},
-            "rope_parameters.sliding_attention.rope_theta = 'big'; it must be a number above 0",
+            "rope_parameters.sliding_attention.rope_theta = 'big'; it must be a number from 1e-12",
         ),
         ({"final_logit_softcapping": "soft"}, "final_logit_softcapping = 'soft'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
         ({"rms_norm_eps": {}}, "rms_norm_eps = {}"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps = 1e-300; it must be a number from 1e-12 to 1e+12"),
+        ({"final_logit_softcapping": True}, "final_logit_softcapping = True"),
+        ({"sliding_window": 2**31}, "sliding_window = 2147483648; it must be a whole number above 0 and below 2^31"),
+        ({"num_key_value_heads": True}, "num_key_value_heads = True"),
+        (
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_theta": 1},
+                    "full_attention": {"rope_theta": 1, "partial_rotary_factor": 5},
+                }
+            },
+            "rope_parameters.full_attention.partial_rotary_factor = 5; it must be a number from 1e-12 to 1",
+        ),
         ({"hidden_size": "word " * 999}, "hidden_size = 'word word"),
     ],
 )

@@ -124,6 +124,18 @@ def test_an_index_that_leaves_the_folder_is_refused(folder, refused):
     assert "lies outside the folder" in refused(folder)
 
 
+def test_weights_that_others_would_take_from_another_file_are_refused(folder, refused):
+    index = json.loads((folder / INDEX).read_text())
+    last = "model-00003-of-00003.safetensors"
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder / last)
+    name = next(name for name, shard in index["weight_map"].items() if shard == "model-00001-of-00002.safetensors")
+    index["weight_map"][name] = last
+    (folder / INDEX).write_text(json.dumps(index))
+    assert f"is in model-00001-of-00002.safetensors and {last}; copy the folder again" in refused(folder)
+    shutil.copy(folder / last, folder / "model.safetensors")
+    assert "has model.safetensors, which transformers reads, and beside it model.safetensors" in refused(folder)
+
+
 @pytest.mark.parametrize("shard", [None, 1])
 def test_an_index_whose_shards_are_no_names_is_refused(folder, shard, refused):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.language_model.norm.weight": shard}}))

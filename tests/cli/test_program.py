@@ -10,6 +10,7 @@ import pytest
 
 from gemsmith.cli import cli
 from gemsmith.errors import CheckpointError
+from support.cases import each
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -74,6 +75,48 @@ def test_what_a_library_makes_of_sigterm_is_told_as_the_stop_that_it_is(gemsmith
     assert "is damaged" in err
 
 
+BEFORE_IT_BEGINS = """
+import sys
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "gemsmith.cli.plan":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder)
+import gemsmith.cli
+"""
+WHILE_A_LIBRARY_MAKES_A_CLASS = """
+from gemsmith.cli import cli, main
+def command():
+    exec("import os; os.kill(os.getpid(), 2)")
+def wrapped():
+    class Name:
+        def __set_name__(self, *of):
+            command()
+    class Made:
+        name = Name()
+import sys
+cli.commands["schema"].callback = locals()[sys.argv[1]]
+main(["schema"])
+"""
+
+
+@each(
+    ("script", "of", "said"),
+    [
+        (BEFORE_IT_BEGINS, "", " before anything was done\n"),
+        (WHILE_A_LIBRARY_MAKES_A_CLASS, "command", "; the same command resumes where it was\n"),
+        (WHILE_A_LIBRARY_MAKES_A_CLASS, "wrapped", "; it ended with: RuntimeError: "),
+    ],
+)
+def test_ctrl_c_is_130_and_one_line_wherever_it_comes(tmp_path, script, of, said):
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "-m", "script", of]  # as `python -m gemsmith`
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    line = ended.stderr.lstrip()  # of the line in which the terminal shows ^C
+    assert ended.returncode == 130 and line.startswith("note: stopped by Ctrl-C") and said in line, ended
+    assert line.count("\n") == 1 and ended.stdout == ""
+
+
 def test_ctrl_c_says_what_training_says_of_it(gemsmith, monkeypatch):
     def stop():
         raise KeyboardInterrupt("stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train runs/my")
@@ -88,12 +131,12 @@ def test_ctrl_c_says_what_training_says_of_it(gemsmith, monkeypatch):
 AT_THE_END = """
 import atexit, os, signal, sys, time
 class Kept:
-    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGTERM, signal.SIGINT)):
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
         for number in numbers:
             kill(pid, number)
 sys.kept = Kept()
 def send():
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)
         time.sleep(0.01)
 atexit.register(send)
@@ -109,6 +152,38 @@ def test_signals_change_nothing_once_the_result_stands(word, code):
     )
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.count("\n") == (code == 2) and "Traceback" not in ended.stderr
+
+
+UNREAD = """
+import json, os, sys
+from gemsmith.cli import cli, main
+def command():
+    with open("kept", "w") as kept:  # of the first number that is free
+        for number in (0, 1, 2):
+            os.set_inheritable(number, True)  # an error where it is not open
+        print("of a person", file=sys.stderr)
+        os.system("echo of a library >&2")
+        kept.write("whole")
+    open("done", "w").close()
+    sys.stdin.isatty()
+cli.commands["schema"].callback = command
+main(sys.argv[1:])
+"""
+
+
+@each(
+    ("streams", "word", "code"),
+    [("2>&1 | true", "schema", 0), ("2>/dev/full", "schema", 0), ("<&- >&- 2>&-", "schema", 0)]
+    + [(streams, "no-such-verb", 2) for streams in ("2>&1 | true", "2>/dev/full", "<&- >&- 2>&-")],
+)
+def test_a_command_whose_streams_nobody_reads_does_its_work(tmp_path, streams, word, code):
+    """As of `2>&1 | tee log`, where Ctrl-C ends tee at once and training still has a step to save."""
+    shell = f'"$0" -c "$1" {word} {streams}; exit ${{PIPESTATUS[0]}}'
+    command = ["bash", "-c", shell, sys.executable, f"import time; time.sleep(0.1)\n{UNREAD}"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+    if not code:
+        assert (tmp_path / "kept").read_text() == "whole" and (tmp_path / "done").exists()
 
 
 def fail_at_files(number, name=None):

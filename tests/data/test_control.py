@@ -217,6 +217,9 @@ def test_dropped_control_tokens_leave_the_text_around_them_and_are_counted(write
     assert len(render_documents(renderer, found.documents)) == 3
     with pytest.raises(DataError, match=r"line 1: response is nothing but control tokens; take the row out"):
         read(write_rows({"prompt": "a", "response": "<eos>"}), "drop")
+    deep = read(write_rows({"prompt": "a" + "<|tu" * 200 + "<eos>" + "rn>" * 200, "response": "b"}), "drop")
+    assert deep.documents[0].messages[0].parts[0].text.count("rn>") == 101, "without end it is quadratic"
+    render_documents(renderer, deep.documents)
 
 
 def test_control_tokens_that_are_read_as_text_come_to_their_characters_in_training_and_in_prompts(write_rows, renderer):

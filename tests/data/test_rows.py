@@ -94,6 +94,8 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
     [
         ({"messages": [{"role": "user", "content": "a"}]}, "line 1: has no assistant turn"),
         ({"messages": []}, "line 1: has no assistant turn"),
+        ({"messages": CHAT["messages"][:2] * 3000}, "line 1: has 6,000 turns; allowed are 4,096"),
+        ({"prompt": "a\ufdd0\ufdef", "response": "b"}, "line 1: prompt holds U+FDD0 before U+FDEF, which are no"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "begins with an assistant turn"),
         ({"prompt": "a", "response": "  "}, "response is an empty answer"),
         ({"prompt": " ", "response": "a"}, "line 1: prompt is an empty prompt; fill it, or take the row out"),

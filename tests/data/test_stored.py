@@ -86,6 +86,12 @@ def test_text_that_is_not_utf8_is_refused_with_line_and_byte(tmp_path):
 def test_a_damaged_parquet_file_is_refused(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
     assert "rows.parquet: cannot be read as parquet" in refused(tmp_path / "rows.parquet")
+    # Values that Python has none for.
+    kinds = {pyarrow.duration("s"): 2**62, pyarrow.date64(): 2**61, pyarrow.timestamp("s", tz="Nowhere/City"): 0}
+    for kind, value in kinds.items():
+        table = pyarrow.table({"prompt": pyarrow.array([value], kind), "response": ["a"]})
+        pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+        assert "rows.parquet: cannot be read as parquet (" in refused(tmp_path / "rows.parquet")
 
 
 def test_a_folder_without_data_is_refused_and_the_folder_inside_is_named(tmp_path):
@@ -107,6 +113,14 @@ def test_a_saved_dataset_of_several_splits_is_refused_and_one_is_named(tmp_path)
 def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
     assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
+    for names, more in (
+        (["../a.arrow"], {}),
+        (["a.arrow", "a.arrow"], {}),
+        (["a.arrow"], {"_indices_data_files": [1]}),
+    ):
+        state = {"_data_files": [{"filename": name} for name in names], **more}
+        (tmp_path / "state.json").write_text(json.dumps(state))
+        assert "state.json: names a file twice or in another folder, or indices that pick rows" in refused(tmp_path)
     with pytest.raises(DataError):
         find_files(str(tmp_path))
 

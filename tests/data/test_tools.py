@@ -213,12 +213,13 @@ def test_what_cannot_be_used_is_refused_in_one_line(name, open_with, read):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("tools", "said"),
     [
         ("[", "tools is text that is not JSON"),
         ({"name": "weather"}, "tools is an object; must be a list of"),
         ([{"description": "?"}], "tools[0] names no function"),
+        ([{"name": 5}], "tools[0] names no function"),
         ([{"name": "weather", "description": "<tool|>"}], "tools holds <tool|>, a control token"),
     ],
 )

@@ -156,7 +156,11 @@ def test_rows_with_tools_are_asked_by_the_ids_of_training_and_answered_by_calls(
 def test_with_images_reasoning_or_elsewhere_rows_with_tools_are_refused(with_tools: Callable[..., Run]) -> None:
     said = r"line 1: has tools, which only eval asks, and only of its own servers, without images or data\.thinking; "
     run = with_tools([ASK, CALLS])
-    for refuses in (read_questions, partial(open_tasks, elsewhere=True)):
+    for refuses in (
+        read_questions,
+        partial(open_tasks, elsewhere=("base", "tuned")),
+        partial(open_tasks, elsewhere=("base",)),
+    ):
         with pytest.raises(DataError, match=said):
             refuses(run)
     thinking = replace(run, recipe=run.recipe.override({"data.thinking": True}))

@@ -68,9 +68,13 @@ def test_missing_modules_are_listed(base, adapter, tmp_path, rewrite):
         export_peft(str(base), adapter, tmp_path / "out")
 
 
-def test_extra_modules_are_listed(base, adapter, tmp_path):
+def test_extra_modules_are_listed(base, adapter, tmp_path, rewrite):
     set_config(adapter, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     with pytest.raises(CheckpointError, match=r"18 not named there \(layers\.0\.mlp\..* and 10 more\)"):
+        export_peft(str(base), adapter, tmp_path / "out")
+    of_text_model = UP.replace("language_model.", "")
+    rewrite(adapter, lambda modules: {**modules, of_text_model: modules[UP]})
+    with pytest.raises(CheckpointError, match=rf"has matrices for {UP} by two names, {UP} and {of_text_model}; keep"):
         export_peft(str(base), adapter, tmp_path / "out")
 
 

@@ -90,6 +90,8 @@ def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
 def test_only_tpus_have_several_slices():
     with pytest.raises(RecipeError, match=r"^--machine: '2x8xh100' was given; only TPUs have several slices, name one"):
         find_machine(load_catalog(), "2x8xh100", "--machine")
+    with pytest.raises(RecipeError, match=r"^--machine: '5000xv5e-4' has 20,000 devices; allowed are 16,384$"):
+        find_machine(load_catalog(), "5000xv5e-4", "--machine")
 
 
 def test_slices_need_the_speed_of_what_joins_them(tmp_path):

@@ -69,7 +69,8 @@ def test_pip_finds_what_an_image_installs_from_the_files_that_are_there_by_then(
                 else:
                     text = (ROOT / source).read_text()
                     # Without their hashes, for which pip would fetch gigabytes even where it installs nothing.
-                    into.write_text("\n".join(re.findall(r"^\S+==\S+", text, re.M)) if into.suffix == ".lock" else text)
+                    pins = re.findall(r"^\S+==\S+(?: ; [^\\\n]+)?", text, re.M)
+                    into.write_text("\n".join(pins) if into.suffix == ".lock" else text)
         for words in installs(line)[:1]:
             given = [word for word in words if word not in ("--no-cache-dir", "--require-hashes")]
             pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--dry-run", "--quiet", *given]
@@ -84,13 +85,14 @@ def test_the_image_that_is_built_is_the_one_that_launches_name():
     assert build["images"][0].endswith("-docker.pkg.dev/${PROJECT_ID}/gemsmith/${_STACK}:${_VERSION}")
 
 
-def test_what_is_in_the_image_is_listed_with_its_licences():
+def test_what_is_in_the_image_is_listed_and_scanned_for_known_vulnerabilities():
     build = yaml.safe_load((ROOT / "docker" / "cloudbuild.yaml").read_text())
-    _, listing = build["steps"]
+    _, listing, scan = build["steps"]
     (target,) = [word.removeprefix("docker:") for word in listing["args"] if word.startswith("docker:")]
     assert target == build["images"][0] and re.fullmatch(r"anchore/syft:v\d+\.\d+\.\d+", listing["name"])
-    written = listing["args"][-1].partition("=")[2]
-    assert build["artifacts"]["objects"]["paths"] == [written]
+    assert re.fullmatch(r"anchore/grype:v\d+\.\d+\.\d+", scan["name"])
+    written = [step["args"][-1].partition("=")[2] for step in (listing, scan)]
+    assert build["artifacts"]["objects"]["paths"] == written and scan["args"][0] == f"sbom:{written[0]}"
 
 
 def test_weights_go_from_the_hub_to_a_bucket_by_the_command_that_is_documented():

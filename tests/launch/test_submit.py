@@ -1,14 +1,19 @@
 import io
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import EngineError, InputError, MachineError
+from gemsmith.errors import EngineError, InputError, MachineError, Terminated
 from gemsmith.launch.provider import read_launch
 from gemsmith.launch.providers import cloud_run
 from gemsmith.launch.submit import print_files, submit
 from gemsmith.system.console import open_console
+from support.fault_points import state
 
 MEMBER = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
 POLICY = {"bindings": [{"role": f"roles/storage.object{kind}", "members": [MEMBER]} for kind in ("User", "Viewer")]}
@@ -80,6 +85,31 @@ def test_a_submit_that_fails_half_way_is_remembered(launched, fake_tools):
     with pytest.raises(EngineError, match=r"submit\.sh ended with 1"):
         submitted(launched())
     assert read_launch("big").state == "failed"
+
+
+def test_where_a_submit_is_told_to_stop_nothing_of_it_goes_on(launched, fake_tools, tmp_path, monkeypatch):
+    fake_tools(*FINE)
+    tool = tmp_path / "tools" / "gcloud"
+    slow = f'#!/bin/sh\ncase "$*" in *execute*) sh -c "echo \\$\\$ >{tmp_path}/pid; sleep 60; true"; exit;; esac\n'
+    tool.write_text(slow + tool.read_text())
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    def send() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=send).start()
+    with pytest.raises(Terminated):
+        submitted(launched())
+    assert read_launch("big").state == "failed"
+    process, deadline_s = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while Path(f"/proc/{process}").exists() and state(process) not in "ZX":
+        assert time.monotonic() < deadline_s, "it goes on"
+        time.sleep(0.01)
 
 
 def test_a_folder_with_other_files_is_not_written_into(launched, tmp_path):

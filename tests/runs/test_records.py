@@ -1,11 +1,20 @@
 """Records to and from JSON, and what is said of a file that is none."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.runs.records import SCHEMA_VERSION, Computer, Provenance, ServeRecord, TrainStep, read_record_file
+from gemsmith.runs.records import (
+    SCHEMA_VERSION,
+    Computer,
+    Provenance,
+    ServeRecord,
+    TrainRecord,
+    TrainStep,
+    read_record_file,
+)
 
 PROVENANCE = Provenance(
     started="2026-01-01T00:00:00+00:00",
@@ -45,6 +54,14 @@ def test_a_record_that_does_not_fit_is_refused_by_its_field_with_what_to_do(tmp_
     with pytest.raises(RunError, match=rf"is not a record of this version \({place}.*\); make it again$") as refused:
         read(file)
     assert not isinstance(refused.value, VersionError)
+
+
+def test_where_export_looks_is_a_saved_step(tmp_path):
+    whole = json.loads((Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "train.json").read_text())
+    for place in ("/etc", "../../../base", "checkpoints/-1", ""):
+        (tmp_path / "train.json").write_text(json.dumps(whole | {"last_checkpoint": place}))
+        with pytest.raises(RunError, match=r"is not a record of this version \(last_checkpoint: "):
+            read_record_file(tmp_path / "train.json", TrainRecord, missing="", damaged="")
 
 
 def test_a_file_that_is_missing_or_half_written_says_so(tmp_path):

@@ -21,6 +21,8 @@ BOMB = "a: &a [x]\n" + "".join(
         ("seed: 2026-13-45", "month must be in 1..12"),
         ("seed: 1\0", "is not YAML"),
         ("seed: 1" + "0" * 400, "it holds a number of more than 300 digits"),
+        ("seed: 010", "010 would be read in base 8 or 60; write a plain number"),
+        ("seed: 1:30", "1:30 would be read in base 8 or 60"),
         ("lora: {alpha: 1" + ":59" * 3000 + ".5}", "is not YAML"),
         (BOMB, "aliases are recursive, or make more than 100,000 values of it"),
         (

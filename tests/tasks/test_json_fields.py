@@ -52,6 +52,7 @@ def test_the_object_is_found_and_compared_by_value(answer: str) -> None:
         (EXPECTED.replace("3", "3e9999999999999999999"), "has a number out of all bounds"),
         (EXPECTED.replace("3", "NaN"), "holds NaN, which is not JSON"),
         (EXPECTED.replace('"new"', '"price"'), "gives 'price' twice"),
+        ("{" + "".join(f'"k{n}": 0, ' for n in range(200_000)) + '"k199999": 0}', "gives 'k199999' twice"),
         (EXPECTED.replace("null", "[" * 100_000 + "]" * 100_000), "nests too deep"),
         ("I do not know", "holds no JSON object"),
         ("```json\n[1]\n```", "holds no JSON object"),

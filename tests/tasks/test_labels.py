@@ -67,7 +67,7 @@ def test_without_a_list_the_expected_answers_are_the_labels() -> None:
     ("asked", "message"),
     [
         (question(labels="cat"), "labels is 'cat'; give a list of texts"),
-        (question(labels=["cat", ""]), "give a list of texts"),
+        (question(labels=["cat", "“.”"]), "give a list of texts"),
         (question(labels=["cat", "Cat. "]), "two of its labels differ in nothing but case"),
         (question(expected="dog"), "the expected answer 'dog' is none of the labels"),
     ],

@@ -97,15 +97,17 @@ import hashlib, os, signal, sys, threading, time
 from gemsmith.train import resume as attempt
 attempt._UNHEARD_S = {unheard_s}
 stop = attempt.Stop()
-def send(cpu_s):
+def send(cpu_s, times=1):
     def kill():
         end_s = time.process_time() + cpu_s
         while time.process_time() < end_s:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-    threading.Timer(0.1, kill).start()
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+    threading.Timer(0.3, kill).start()
 with attempt.stop_on_signals(stop):
-    send(0)
+    send(0, times=3)  # as `timeout` does
     assert stop.wait(60) and stop.number == signal.SIGINT
     print("first", flush=True)
     try:

@@ -283,7 +283,9 @@ def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
         softcap=read_number(text, "final_logit_softcapping") if text["final_logit_softcapping"] else 0.0,
         rope_theta_local=read_number(local, "rope_theta", "rope_parameters.sliding_attention."),
         rope_theta_global=read_number(full, "rope_theta", "rope_parameters.full_attention."),
-        rotary_fraction_global=read_number({"partial_rotary_factor": 1.0} | full, "partial_rotary_factor"),
+        rotary_fraction_global=read_number(
+            {"partial_rotary_factor": 1.0} | full, "partial_rotary_factor", "rope_parameters.full_attention.", most=1.0
+        ),
         rms_eps=read_number(text, "rms_norm_eps"),
         bidirectional_images=text.get("use_bidirectional_attention") == "vision",
     )
@@ -376,16 +378,18 @@ def check_fixed(values: dict[str, Any], fixed: Mapping[str, tuple[Any, ...]], in
 def read_count(values: dict[str, Any], key: str, inside: str = "") -> int:
     """The whole number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
     value = values[key]
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a whole number above 0")
+    if type(value) is not int or not 0 < value < 2**31:
+        allowed = "a whole number above 0 and below 2^31"
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be {allowed}")
     return value
 
 
-def read_number(values: dict[str, Any], key: str, inside: str = "") -> float:
-    """The number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
+def read_number(values: dict[str, Any], key: str, inside: str = "", *, most: float = 1e12) -> float:
+    """The number above 0 at the key. Raises CheckpointError where it is none, or none to compute with, KeyError."""
     value = values[key]
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a number above 0")
+    if type(value) not in (int, float) or not 1e-12 <= value <= most:
+        allowed = f"a number from 1e-12 to {most:g}"
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be {allowed}")
     return float(value)
 
 

@@ -120,9 +120,8 @@ def refuse_nonfinite_base(base: Checkpoint, *, consequence: str) -> None:
 
 
 def _read_places(folder: Path) -> dict[str, TensorPlace]:
-    index = folder / INDEX
+    index, whole = folder / INDEX, folder / "model.safetensors"
     if not index.exists():
-        whole = folder / "model.safetensors"
         if not whole.exists():
             remedy = "give a folder with safetensors weights"
             raise CheckpointError(f"checkpoint {folder}: has neither {whole.name} nor {INDEX}; {remedy}")
@@ -132,13 +131,20 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
         shards = sorted({os.fspath(shard) for shard in weight_map.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{index}: is damaged; copy it again") from None
+    if whole.exists() and shards != [whole.name]:
+        why = f"has {whole.name}, which transformers reads, and beside it {INDEX}, which names others"
+        raise CheckpointError(f"checkpoint {folder}: {why}; move one of them away")
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise CheckpointError(f"{index}: names {outside[0]}, which lies outside the folder")
     if missing := [shard for shard in shards if not (folder / shard).exists()]:
         raise CheckpointError(
             f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again"
         )
-    places = {name: place for shard in shards for name, place in read_header(folder / shard)[0].items()}
+    places: dict[str, TensorPlace] = {}
+    for name, place in (entry for shard in shards for entry in read_header(folder / shard)[0].items()):
+        if (other := places.setdefault(name, place)) is not place:
+            where = f"{other.file.name} and {place.file.name}"
+            raise CheckpointError(f"checkpoint {folder}: {name} is in {where}; copy the folder again")
     for name, shard in sorted(weight_map.items()):
         if name not in places or places[name].file.name != shard:
             raise CheckpointError(f"checkpoint {folder}: {shard} lacks {name}, which the index places there")

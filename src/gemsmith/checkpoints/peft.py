@@ -293,4 +293,10 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
     def in_order(module: str) -> list[tuple[int, str]]:  # layer 2 before layer 10
         return [(int(word), "") if word.isdecimal() else (-1, word) for word in module.split(".")]
 
-    return {_full_name(name): (name, (found[name]["A"], found[name]["B"])) for name in sorted(found, key=in_order)}
+    sides: dict[str, tuple[str, tuple[TensorPlace, TensorPlace]]] = {}
+    for name in sorted(found, key=in_order):
+        side = name, (found[name]["A"], found[name]["B"])
+        if (other := sides.setdefault(module := _full_name(name), side)) is not side:
+            twice = f"has matrices for {module} by two names, {other[0]} and {name}"
+            raise CheckpointError(f"adapter {folder}: {twice}; keep one")
+    return sides

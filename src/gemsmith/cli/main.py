@@ -1,7 +1,6 @@
 """The command line: the group that verbs join, what they import and print; exit codes, signals, errors as one line."""
 
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -20,7 +19,7 @@ from gemsmith.system.characters import escape_control_chars, escape_control_char
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
+_SIGTERM, _CTRL_C = (f"stopped by {name}; the same command resumes where it was" for name in ("SIGTERM", "Ctrl-C"))
 _EXTRAS = {
     "serve.chat.web": "chat",
     "report.push": "data",
@@ -88,15 +87,16 @@ def print_json(found: Any) -> None:
     click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
 
 
-class _Terminal(io.FileIO):
-    """A terminal whose writes go nowhere once it has closed: each would be an error, perhaps before SIGHUP is heard."""
+class _Told(io.FileIO):
+    """A stream for people, whose writes go nowhere once nobody reads it: an error of it must not end what is told of.
+
+    A terminal that has closed, perhaps before SIGHUP is heard; or `2>&1 | tee log`, whose tee Ctrl-C has ended.
+    """
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+        except OSError:
             self.redirect_to_nowhere()
             return memoryview(data).nbytes
 
@@ -106,18 +106,29 @@ class _Terminal(io.FileIO):
         os.close(nowhere)
 
 
+def _open_closed_streams() -> None:
+    """Else the next files that are opened get their numbers, and what libraries write to stderr lands in one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def _treat_hangup_as_sigterm() -> None:
     """SIGHUP comes where the terminal closes; under nohup it is ignored."""
-    terminals = {}
+    terminals = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
-            terminals[name] = _Terminal(stream.fileno(), "w", closefd=False)
-            writer = io.BufferedWriter(terminals[name])
+        is_terminal = isinstance(stream, io.TextIOWrapper) and stream.isatty()
+        if is_terminal or stream is sys.__stderr__:
+            told = _Told(stream.fileno(), "w", closefd=False)
+            terminals += [told] * is_terminal
+            writer = io.BufferedWriter(told)
             setattr(sys, name, io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True))
 
     def hang_up(_signal: int, _frame: FrameType | None) -> None:
-        for terminal in terminals.values():
+        for terminal in terminals:
             terminal.redirect_to_nowhere()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -129,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM or SIGHUP."""
     sigterm = _Sigterm()
     signal.signal(signal.SIGTERM, sigterm)
+    _open_closed_streams()
     _treat_hangup_as_sigterm()
     unheard = sys.unraisablehook
 
@@ -157,8 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
     sigterm.over = True
     # The result stands: what is still to come is the interpreter's end, in which libraries would be disturbed.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    exec("")  # noqa: S102 - else CPython ends by SIGINT, not with the code, where Ctrl-C came within an exec of a text
     if sigterm.came and code not in (0, Terminated.exit_code):
         code, messages = Terminated.exit_code, [f"{_SIGTERM}; it ended with: {'; '.join(messages)}"]
     # Not where training has put its own before it, for what its threads still say of full disks or damaged checkpoints.
@@ -178,12 +191,13 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
     """The exit code of a command line, and what to say of it, in one text or several."""
     try:
         # Returns None after a verb, an exit code after --help or --version.
-        return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
+        with _ctrl_c_as_it_was():
+            return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
         return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
-        return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
+        return 130, str(error.__cause__ or error) or _CTRL_C
     except GemsmithError as error:
         return error.exit_code, *map(str, error.problems)
     except OSError as error:
@@ -191,6 +205,20 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
         if error.errno not in USERS_ERRNOS and not error.filename:
             raise
         return 2, explain_os_error(error)
+
+
+@contextlib.contextmanager
+def _ctrl_c_as_it_was() -> Iterator[None]:
+    """Raises KeyboardInterrupt in place of what a library, or what was cleared up after it, has made of one."""
+    try:
+        yield
+    except Exception as error:
+        before = error.__context__
+        while before is not None and not isinstance(before, KeyboardInterrupt):
+            before = before.__context__
+        if before is None or isinstance(error, click.Abort):
+            raise
+        raise KeyboardInterrupt(f"{_CTRL_C}; it ended with: {type(error).__name__}: {first_line(error)}") from None
 
 
 class _Sigterm:

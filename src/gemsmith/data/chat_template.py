@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # a process that renders rows starts in a third of the time w
 # Gemma's own is 20 kB.
 _LARGEST_BYTES = 1_000_000
 _LONGEST_REASON = 300
+_DEEPEST = 100
 _MEND = "mend it, or set data.template to another"
 COPY_AGAIN = "copy it again from where the weights came from"
 
@@ -331,10 +332,14 @@ def _words(message: Message) -> str:
 def settle_text(text: str, wanted: str) -> str:
     """The text without control tokens, where `drop` is `wanted`; where `text` is, with BREAK in each.
 
+    One can be within another, and what is within so many others gets a BREAK, too.
+
     >>> settle_text("a<|tu<eos>rn>", "drop")
     'a'
     """
-    while wanted == "drop" and GEMMA_CONTROL.search(text):
+    for _ in range(_DEEPEST if wanted == "drop" else 0):
+        if not GEMMA_CONTROL.search(text):
+            break
         text = GEMMA_CONTROL.sub("", text)
     return GEMMA_CONTROL.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
 

@@ -11,7 +11,7 @@ from gemsmith.data.documents import Document
 from gemsmith.data.parts import PLACEHOLDER, ImageSource, kind, read_column, read_parts
 from gemsmith.errors import RowError, suggest
 from gemsmith.system.json import parse_json
-from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
+from gemsmith.tasks.messages import BREAK, ROLES, ImagePart, Message, images_of, text_of
 
 _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
@@ -27,6 +27,7 @@ _QUESTION_NAMES = ("prompt", "instruction", "question", "query", "task")
 _CONTEXT_NAMES = ("input", "context")
 _ANSWER_NAMES = ("response", "output", "answer", "completion", "target", "solution", "label")
 SYSTEM_NAMES = ("system", "system_prompt", "system_message")
+_MOST_TURNS = 4096
 _TURN_NAMES = ("conversation", "dialog", "dialogue", "chat", "turns")
 
 
@@ -173,6 +174,9 @@ def read_document(
 
 def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
     roles = [message.role for message in messages]
+    if len(roles) > _MOST_TURNS:
+        what = f"has {len(roles):,} turns; allowed are {_MOST_TURNS:,}, each rendered with all before it"
+        raise RowError("too many turns", f"{origin}: {what}; split the row")
     if "assistant" not in roles:
         remedy = "so nothing to train on; add one, or take the row out"
         raise RowError("no answer", f"{origin}: has no assistant turn, {remedy}")
@@ -218,8 +222,11 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, sou
         near = suggest(str(role), ROLES)
         raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
     message = Message(role=role, parts=read_parts(turn["content"], where, column, source), beside=beside)
+    text = text_of(message)
+    if BREAK in text:
+        raise RowError("no Unicode", f"{where} holds U+FDD0 before U+FDEF, which are no characters; take them out")
     try:
-        text_of(message).encode()
+        text.encode()
     except UnicodeEncodeError as error:
         place = f"at character {error.start + 1}"
         raise RowError("no Unicode", f"{where} holds half a surrogate pair {place}; it is no Unicode text") from None
@@ -247,7 +254,7 @@ def _read_functions(given: Any, where: str, field: str) -> list[dict[str, Any]]:
     found, what = [], f'{{"name": ..., "{field}": {{...}}}}, each maybe as {{"type": "function", "function": ...}}'
     for place, one in enumerate(_list_of(_parsed(given, where), where, what)):
         function = _without_nulls(one.get("function", one) if isinstance(one, Mapping) else one)
-        if not isinstance(function, Mapping) or not function.get("name"):
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise RowError("unusable tool", f"{where}[{place}] names no function; must be {what}")
         value = _parsed(function.get(field) or {}, f"{where}[{place}].{field}")
         if not isinstance(value, Mapping):

@@ -139,11 +139,15 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
 
 def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
     """The arrow files of a dataset written by `datasets`' save_to_disk, in its own order."""
-    entries = _read_json(folder / "state.json").get("_data_files") or []
+    state = _read_json(folder / "state.json")
+    entries = state.get("_data_files") or []
     try:
         files = tuple(folder / entry["filename"] for entry in entries)
     except (KeyError, TypeError):
         raise DataError(f"{folder / 'state.json'}: names no files; {_SAVE_AGAIN}") from None
+    if state.get("_indices_data_files") or len({*files}) < len(files) or any(file.parent != folder for file in files):
+        what = "names a file twice or in another folder, or indices that pick rows"
+        raise DataError(f"{folder / 'state.json'}: {what}; {_SAVE_AGAIN}")
     missing = [file.name for file in files if not file.exists()]
     if missing or not files:
         raise DataError(f"{folder}: its data file {missing[0] if missing else ''} is missing; {_SAVE_AGAIN}")
@@ -307,7 +311,7 @@ def _table_rows(file: Path, is_read: Callable[[str], bool]) -> Iterator[tuple[st
             for row in pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist():
                 number += 1
                 yield f"{file.name} row {number}", row
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, ValueError, ArithmeticError, LookupError) as error:  # no value of Python's
         form = "parquet" if file.suffix == ".parquet" else "an arrow stream"
         raise DataError(f"{file}: cannot be read as {form} ({first_line(error)})") from None
 

@@ -37,7 +37,7 @@ def evaluate(
     """
     clock = start_clock()
     own = {"tuned", "base"} - elsewhere.keys()
-    tasks, dataset = open_tasks(run, elsewhere=not own)
+    tasks, dataset = open_tasks(run, elsewhere=elsewhere.keys())
     seen = next((question for task in tasks for question in task.questions if question.images), None)
     if seen and own and not servers.takes_images:
         why = f"no trained row has an image, and {seen.origin} of data.eval has one"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,25 +63,26 @@ class OpenTask:
         return self.questions[number // self.asked.samples]
 
 
-def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Dataset | None]:
+def open_tasks(run: Run, *, elsewhere: Collection[str] = ()) -> tuple[list[OpenTask], Dataset | None]:
     """The run's tasks in the recipe's order, and the held-out rows where one of them reads these.
 
     What can be known to fail does so here, before a server starts: raises RecipeError, DataError, MachineError.
-    `elsewhere`: servers render the prompts and resize the images, and no checkpoint is needed here.
+    `elsewhere`: which of base and tuned answer at servers that render the prompts and resize the images themselves;
+    where both do, no checkpoint is needed here.
     """
     recipe = run.recipe
     entries = eval_tasks(recipe)
     if not entries:
         _refuse_no_rows()
-    dataset, total, rows = None, 0, list[Question]()
+    dataset, total, rows, both = None, 0, list[Question](), len(elsewhere) == 2
     if any(entry.task not in SOURCES for entry in entries):
-        dataset, total = _read_rows(run, elsewhere=elsewhere)
+        dataset, total = _read_rows(run, elsewhere=both)
         if dataset.ignored_columns:
             open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
         rows = _questions_of(dataset.documents, entries, tools=not (elsewhere or recipe.data.thinking))
         rows = _with_calls(run, dataset.documents, rows)
     names = [entry.task for entry in entries]
-    patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
+    patching = None if both or not any(row.images for row in rows) else _patching_of(run)
     of_rows = partial(
         AskedTask,
         **asdict(GREEDY),
@@ -99,7 +100,7 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
             how = of_rows(task=entry.task, dataset=entry.dataset, max_tokens=most)
             scorer = find_scorer(entry.task)
             tasks.append(OpenTask(name=name, asked=how, questions=tuple(rows), scorer=scorer, patching=patching))
-    if elsewhere:
+    if both:
         return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
     asked += [(as_document(question), question) for task in tasks if not task.held_out for question in task.questions]

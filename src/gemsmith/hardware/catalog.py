@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import yaml
 
 from gemsmith.errors import RecipeError, suggest
+from gemsmith.recipe.schema import MOST_DEVICES
 from gemsmith.system.yaml import read_yaml
 
 SHIPPED = Path(__file__).with_name("catalog.yaml")
@@ -351,6 +352,8 @@ def find_machine(catalog: Catalog, name: str, key: str = "hardware.machines") ->
         raise RecipeError(
             f"{key}: {name!r} is not in the catalog{meant}; allowed: {', '.join(known)}; add others in hardware.catalog"
         )
+    if found.devices > MOST_DEVICES:
+        raise RecipeError(f"{key}: {name!r} has {found.devices:,} devices; allowed are {MOST_DEVICES:,}")
     if found.slices > 1 and found.chip.dcn_bytes_per_s is None:
         raise RecipeError(f"hardware.catalog: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
     return found

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -29,6 +30,7 @@ from gemsmith.launch.shards import PACKED
 from gemsmith.launch.upload import cost_lines, upload_lines
 from gemsmith.runs.run import start_clock
 from gemsmith.system.files import sha256_file, write_text
+from gemsmith.system.process import kill_tree
 from gemsmith.system.version import __version__
 
 PATIENCE_S = 120  # for a command that only asks
@@ -40,9 +42,7 @@ def ask(command: Command) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not on PATH")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
-        )
+        done = _run(command, PATIENCE_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {PATIENCE_S} s")
     done.stderr = last_line(done.stderr) if done.stderr else ""
@@ -58,9 +58,20 @@ def show(command: Command, *, needs: Sequence[str] = ()) -> None:
         if shutil.which(program) is None:
             raise MachineError(f"{program}: is not on PATH; install it and run the same command again")
     ours = {"PATH": f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"}
-    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=os.environ | ours).returncode:
+    if code := _run(command, env=os.environ | ours).returncode:
         more = " …" if len(command) > 4 else ""
         raise EngineError(f"{' '.join(command[:4])}{more} ended with {code}; its own lines are above")
+
+
+def _run(command: Command, timeout_s: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, which ends a shell alone where it is stopped: not gcloud in it, which would go on creating."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            kill_tree(process.pid)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:

@@ -19,7 +19,8 @@ from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 SpikeFactor = Annotated[float, Field(gt=1, le=1e6), Says(compiled=False)]
-Devices = Annotated[int, Field(gt=0, le=16_384)]  # the largest TPU pods have 9,216 chips
+MOST_DEVICES = 16_384  # the largest TPU pods have 9,216 chips
+Devices = Annotated[int, Field(gt=0, le=MOST_DEVICES)]
 NotCompiled = Annotated[T, Says(compiled=False)]
 OfQuestions = Annotated[T, Says("plan data train questions")]
 OfRows = Annotated[T, Says("plan data train")]
@@ -137,7 +138,7 @@ class Lora(Section):
     stages = "plan train"
 
     rank: Annotated[int, Field(gt=0, lt=2**31)] = Field(64, description="R: the columns of A and the rows of B.")
-    alpha: Annotated[float, Field(gt=0, le=1e5)] = Field(
+    alpha: Annotated[float, Field(ge=1e-6, le=1e5)] = Field(
         64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
     )
     dropout: Fraction = Field(
@@ -172,7 +173,7 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         0.001, description="AdamW's: an update also takes this share of the matrices, times the learning rate."
     )
-    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+    max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
         1.0, description="Global gradient norm; null: no clipping."
     )
     beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")

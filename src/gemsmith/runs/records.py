@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemsmith.errors import RunError, VersionError
 from gemsmith.system.files import regular_file
@@ -228,7 +228,7 @@ class TrainRecord(Record):
     against_plan: AgainstPlan | None = None
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
-    last_checkpoint: str  # what export takes
+    last_checkpoint: str = Field(pattern=r"(^|/)[0-9]{1,9}$")  # the saved step that export takes
     kept: Literal["last", "best"] = "last"  # which step that is
     saves: TrainSaves | None = None
     images: TrainImages | None = None  # None where the rows are text alone

@@ -134,8 +134,9 @@ def tpu_warnings(
     folder = "vLLM's image for TPUs refused a local folder, and took a hub id alone"
     stream = "no stream of weights into a TPU was tried here; vLLM's images for TPUs have it of late"
     memory = "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8"
+    old = f"{image} is vLLM 0.19.0, whose vulnerabilities later ones mend; serve.container_image names one of those"
     seen = (
-        (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.container_image names a later one", _PAPER),
+        (in_image and image == TPU_IMAGE, old, _PAPER),
         (place == "bucket", stream, "https://github.com/vllm-project/tpu-inference/pull/1356"),
         (place == "folder", folder, f"{_PAPER}, its notes"),
         (kv == "auto", fp8_kv, _PAPER),

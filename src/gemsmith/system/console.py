@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
-from gemsmith.system.characters import escape_control_chars
+from gemsmith.system.characters import escape_control_chars, one_line
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ def print_warnings(stage: str, warnings: Iterable[str], *, critical: Iterable[st
     console = open_console()
     for kind, style, texts in (("critical", "bold red", critical), ("warning", "yellow", warnings)):
         for text in texts:
-            console.print(Text.assemble((f"{stage}: {kind}: ", style), text))
+            console.print(Text.assemble((f"{stage}: {kind}: ", style), one_line(text)))
 
 
 def open_progress(console: Console, *columns: ProgressColumn, transient: bool = True) -> Progress:

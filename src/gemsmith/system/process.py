@@ -58,6 +58,16 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
     process.wait()
 
 
+def kill_tree(process: int) -> None:
+    """Kills a process and all that it has started; where there is no /proc, as on macOS, it alone."""
+    with contextlib.suppress(OSError):
+        os.kill(process, signal.SIGSTOP)  # so that it starts no more
+        lists = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")]
+        os.kill(process, signal.SIGKILL)
+        for child in " ".join(lists).split():
+            kill_tree(int(child))
+
+
 def last_lines(log: Path, count: int = 15) -> str:
     """The last lines of a log that are not empty, each cut at 300 characters, after the first that names an error."""
     text = log.read_text(encoding="utf-8", errors="replace")

@@ -71,6 +71,8 @@ def _count(node: yaml.Node, counted: dict[int, float]) -> float:
 
 
 def _whole_of(loader: Any, node: yaml.ScalarNode) -> int:
+    if re.match(r"[-+]?0[0-9_]|.*:", node.value):  # octal, and base 60, of YAML 1.1 alone
+        raise ValueError(f"{node.value:.80} would be read in base 8 or 60; write a plain number, or put it in quotes")
     value: int = loader.construct_yaml_int(node)
     if value.bit_length() > 1000:  # no float holds it, and Python does not write it out
         raise ValueError("it holds a number of more than 300 digits")

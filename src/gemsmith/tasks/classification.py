@@ -25,7 +25,7 @@ def check(question: Question) -> None:
     labels = question.columns.get("labels")
     if labels is None:
         return
-    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) and label.strip() for label in labels):
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) and normalize(label) for label in labels):
         raise DataError(f"{question.origin}: labels is {labels!r:.80}; give a list of texts")
     if len({normalize(label) for label in labels}) < len(labels):
         why = "two of its labels differ in nothing but case, spaces or signs at the ends"

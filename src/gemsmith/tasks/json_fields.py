@@ -6,6 +6,7 @@ others that the answer has are ignored. Numbers are equal by value (1 = 1.0 = 1e
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -84,8 +85,8 @@ def _read(text: str) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Unusable(f"gives {next(name for name in names if names.count(name) > 1)!r} twice")
+        counts = Counter(name for name, _ in pairs)
+        raise _Unusable(f"gives {counts.most_common(1)[0][0]!r} twice")
     return found
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ from gemsmith.train.schedule import learning_rate
 
 # Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
 _UNHEARD_S, _TRIES = 2.0, 8
+_AT_ONCE_S = 0.2
 
 
 def check_consistency(
@@ -163,14 +165,21 @@ class Stop(threading.Event):
     """Set where an attempt is to end once the step under way is saved."""
 
     number = signal.SIGTERM  # the signal that asked for it
+    asked_s = math.inf
+
+    def is_insisted_on(self, number: int) -> bool:
+        """Whether a signal is a second Ctrl-C. Of one, `timeout` and programs that hand it on make two at once."""
+        return number == signal.SIGINT and time.monotonic() - self.asked_s > _AT_ONCE_S
 
     def ask(self, number: int) -> None:
         """Sets it, and says on stderr what becomes of Ctrl-C."""
         if number == signal.SIGINT:
+            if self.is_set():
+                return
             open_console().print(
                 "train  stops, and saves the step under way if there is one; Ctrl-C again ends it at once"
             )
-        self.number = signal.Signals(number)
+        self.number, self.asked_s = signal.Signals(number), time.monotonic()
         self.set()
 
 
@@ -185,7 +194,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     def on_response(number: int) -> None:
         if number not in STOPS or again.is_set():
             return
-        if number == signal.SIGTERM or not stop.is_set():
+        if not stop.is_insisted_on(number):
             stop.ask(number)
             return
         again.set()

@@ -1,11 +1,13 @@
 """Requests as browsers, other sites and floods send them."""
 
 import asyncio
+from functools import partial
 
 import pytest
+import uvicorn
 
 from gemsmith.serve.chat import web
-from gemsmith.serve.chat.web import Gate
+from gemsmith.serve.chat.web import Gate, open_connection
 from support.cases import each
 
 HERE = {"host": "127.0.0.1:7860"}
@@ -92,9 +94,41 @@ def test_where_there_is_a_token_the_address_or_the_cookie_that_it_gives_must_hav
 
 
 def test_answers_forbid_what_the_page_does_not_need():
-    sent: list[dict] = []
-    ask(HERE, b"", sent=sent)
-    headers = dict(sent[0]["headers"])
-    assert headers[b"x-content-type-options"] == b"nosniff" and b"set-cookie" not in headers
-    assert b"default-src 'self' " in headers[b"content-security-policy"]
-    assert b"frame-ancestors 'none'" in headers[b"content-security-policy"] and b"http" not in headers.popitem()[1]
+    for asked in (HERE, {"host": "evil.example"}, HERE | {"content-length": "99999999999"}):
+        sent: list[dict] = []
+        ask(asked, b"", sent=sent)
+        headers = dict(sent[0]["headers"])
+        assert headers[b"x-content-type-options"] == b"nosniff" and b"set-cookie" not in headers
+        assert b"default-src 'self' " in (policy := headers[b"content-security-policy"])
+        assert b"frame-ancestors 'none'" in policy and b"http" not in policy
+
+
+def test_a_connection_on_which_no_request_comes_is_closed_and_one_that_waits_for_its_answer_is_not(monkeypatch):
+    monkeypatch.setattr(web, "BODY_S", 0.2)
+
+    async def application(_scope, _receive, send):
+        await asyncio.sleep(1)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def hear(*parts):
+        config = uvicorn.Config(application, port=0, lifespan="off", log_level="critical")
+        config.load()
+        config.http_protocol_class = partial(open_connection, config.http_protocol_class)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        for part in parts:
+            writer.write(part)
+        heard = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        server.should_exit = True
+        await serving
+        return heard
+
+    whole = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    for sent in ((), (whole[:20],)):
+        assert asyncio.run(hear(*sent)) == b""
+    assert asyncio.run(hear(whole, whole[:20])).startswith(b"HTTP/1.1 200 ")

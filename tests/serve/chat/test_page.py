@@ -200,6 +200,8 @@ def test_the_server_refuses_other_sites_and_floods_and_who_has_no_token_and_keep
     with httpx.Client() as browser:
         assert browser.get(page).status_code == 200 == browser.get(address).status_code
         assert browser.get(page, headers={"Host": "evil.example"}).status_code == 403
+        # Gradio's history of runs would ask the Hub with the user's token.
+        assert browser.get(f"{address}gradio_api/run-history/buckets").status_code == 404
         foreign = {"Origin": "https://evil.example"}
         assert browser.post(upload, headers=foreign, files={"files": b"x"}).status_code == 403
         assert browser.post(upload, content=(bytes(2**20) for _ in range(65))).status_code == 413

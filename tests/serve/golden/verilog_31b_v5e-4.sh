@@ -11,7 +11,7 @@
 # serve.images: is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU
 # VLLM_XLA_CACHE_PATH, ~/.cache/gemsmith/xla: the first start compiles for 8 to 10 minutes, others take that from the folder (https://github.com/vllm-project/tpu-inference/issues/606); a bucket would not do
 # --max-num-batched-tokens 4096: an image has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
-# warning: vllm/vllm-tpu:gemma4 is vLLM 0.19.0; serve.container_image names a later one (https://arxiv.org/abs/2605.25645)
+# warning: vllm/vllm-tpu:gemma4 is vLLM 0.19.0, whose vulnerabilities later ones mend; serve.container_image names one of those (https://arxiv.org/abs/2605.25645)
 # warning: vLLM's image for TPUs refused a local folder, and took a hub id alone (https://arxiv.org/abs/2605.25645, its notes)
 # warning: kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it (https://arxiv.org/abs/2605.25645)
 # not there yet: runs/verilog_31b/merged

@@ -2,10 +2,13 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -25,6 +28,7 @@ import ctypes, os, signal, sys, time
 from gemsmith import cli
 from gemsmith.data.batches import Batches
 from gemsmith.train.jax import backend, distributed
+from support.fault_points import arm
 batch, stop_at, event = Batches.batch, int(sys.argv.pop()), os.environ["EVENT"]
 if event in ("sleep", "PyDLL"):
     distributed.LONGEST_STEP_S, distributed._LOOK_S = 8, 0.5
@@ -46,6 +50,8 @@ def stopped(self, step, rows=None):
     print("READ", step, *(rows or ["all"]))
     return batch(self, step, rows)
 Batches.batch = stopped
+for fault in filter(None, os.environ["FAULT"].split(",")):
+    arm(fault)
 cli.main(sys.argv[1:])
 """
 KEYS = {
@@ -56,10 +62,12 @@ KEYS = {
 }
 
 
-def start(run, *options, devices, stop_at=0, event="SIGTERM"):
-    """`gemsmith train`; before step `stop_at` it gets the signal, or hangs."""
+def start(run, *options, devices, stop_at=0, event="SIGTERM", fault=""):
+    """`gemsmith train`; before step `stop_at` it gets the signal, or hangs; `fault`: see support/fault_points.py."""
     environment = os.environ | {
         "EVENT": event,
+        "FAULT": fault,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         "JAX_NUM_CPU_DEVICES": str(devices),  # by XLA_FLAGS, a process more would ask XLA about them
         "JAX_PLATFORMS": "cpu",
     }
@@ -88,15 +96,46 @@ def alone(prepare, tmp_path_factory):
     return Run(path=folder, recipe=find_run(folder))
 
 
+TUNIX = "gemsmith.train.jax.backend"
+FINALIZE = "orbax.checkpoint._src.path.atomicity:AtomicRenameTemporaryPath.finalize"
+# What happens to one of two hosts, and what both end with and say.
+ALONE = (
+    (0, f"TERM 1 {TUNIX}:load_model", [143, 1], ["note: stopped by SIGTERM;", "error: training: host 0 of 2 is lost:"]),
+    (1, f"TERM 1 {TUNIX}:compile_program", [143, 143], ["note: stopped by SIGTERM: no step is saved yet"] * 2),
+    (0, f"ENOSPC 1 {FINALIZE}", [2, 1], ["error: no space left on device", "error: training: host 0 of 2 is lost:"]),
+)
+
+
+@pytest.mark.slow
+def test_what_happens_to_one_of_two_hosts_ends_both_with_a_line_of_each(prepare, tmp_path):
+    run = prepare(tmp_path / "run", **KEYS)
+    for struck, fault, codes, lines in ALONE:
+        group = group_of(2)
+        begun = [start(run, *group, host, devices=4, fault=fault if host == struck else "") for host in (0, 1)]
+        told = [process.communicate(timeout=300)[1] for process in begun]
+        said = [[line for line in err.splitlines() if not line.startswith("train")] for err in told]
+        assert [process.returncode for process in begun] == codes, (fault, told)
+        assert all(len(own) == 1 and own[0].startswith(line) for own, line in zip(said, lines, strict=True)), (
+            fault,
+            told,
+        )
+
+
 @pytest.mark.slow
 def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path, alone):
-    """Of two hosts, the second is told to stop; both do, after the same step."""
+    """Of two hosts, the second is told to stop; both do, after the same step. It is told once more as training ends.
+
+    A damaged step is set aside by the first before the second has looked for its new name.
+    """
     together, group = prepare(tmp_path / "together", **KEYS), group_of(2)
     begun = [start(together, *group, host, devices=4, stop_at=2 * host) for host in (0, 1)]
     stopped = [process.communicate(timeout=300) for process in begun]
-    again = [start(together, *group, host, devices=4) for host in (0, 1)]
+    shutil.copytree(together.checkpoints / "2", together.checkpoints / "3")
+    (together.checkpoints / "3" / "_CHECKPOINT_METADATA").unlink()
+    late = ("", "TERM 1 gemsmith.train.loop:TrainSession.record,SLOW 3000 gemsmith.checkpoints.steps:set_aside")
+    again = [start(together, *group, host, devices=4, fault=late[host]) for host in (0, 1)]
     ended = [process.communicate(timeout=300) for process in again]
-    assert [process.returncode for process in (*begun, *again)] == [143, 143, 0, 0], (stopped, ended)
+    assert [process.returncode for process in (*begun, *again)] == [143, 143, 0, 143], (stopped, ended)
     for rows, before, after in zip(("0 1 2 3", "4 5 6 7"), stopped, ended, strict=False):
         read = [[line for line in out.splitlines() if line.startswith("READ")] for out, _ in (before, after)]
         assert read == [[f"READ {step} {rows}" for step in steps] for steps in ((1, 2), (3, 4))], (before, after)
@@ -111,6 +150,8 @@ def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path, alone):
         for side in ("a", "b"):  # measured: 4e-7, since between processes sums are taken in another order
             assert np.abs(getattr(found[name], side) - getattr(expected[name], side)).max() <= 1e-6, (name, side)
     assert len(list(together.tensorboard.iterdir())) == 2  # one for each start of the first host
+    assert "/3: is damaged (its _CHECKPOINT_METADATA is missing); it is kept as 3.damaged" in ended[0][1]
+    assert (together.checkpoints / "3.damaged").is_dir()
 
 
 @pytest.mark.slow
@@ -292,12 +333,14 @@ def test_hosts_of_a_tpu_slice_find_each_other_and_part(monkeypatch):
         (KeyboardInterrupt(), [130]),
         (ZeroDivisionError(), [1]),
         (jax.errors.JaxRuntimeError("INTERNAL: of its own"), [1]),
-        (jax.errors.JaxRuntimeError("Gloo AllReduce failed: Connection closed by peer [::1]:80"), ["waits", 1]),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED"), ["waits", 1]),
         (Terminated("told"), ["parts"]),
+        (Terminated("told before all have compiled"), [143]),
     ],
 )
 def test_a_host_that_fails_does_not_wait_for_the_others_and_one_that_is_told_to_stop_does(monkeypatch, error, then):
     seen = []
+    monkeypatch.setattr(hosts, "_progress", SimpleNamespace(count=int(then != [143]), longest_s=1.0))
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: seen.append("parts"))
     monkeypatch.setattr(hosts, "count_tpu_hosts", lambda: 2)

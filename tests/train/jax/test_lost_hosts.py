@@ -30,6 +30,15 @@ ERROR:absl:[process=0] Failed to run 4 Handler Commit operations or the Commit c
 Traceback (most recent call last):
 """
 IN_A_SAVE = SAVING + SILENT.partition("\n")[2]
+TWICE = """\
+E1126 21:09:50.1 15228 coordination_service.cc:518] [105] 1 unexpectedly tried to connect with a different \
+incarnation. It has likely restarted.
+""" + SILENT.partition("\n")[2]
+KICKED = """\
+F1126 21:09:50.1 15244 client.h:80] Terminating process because the JAX distributed service detected fatal errors. \
+absl::Status: ALREADY_EXISTS: Aborted connect attempt as there is a request from a newer incarnation.
+RPC: /xla.coordination.CoordinationService/RegisterTask
+"""
 OTHER = "F1126 21:11:16.8 20741 layout.cc:80] Check failed: a == b\n*** Check failure stack trace: ***\nhalf a line"
 LEFT = SILENT.replace("Terminating process because", "Reconnecting to")
 
@@ -44,6 +53,14 @@ def test_of_a_lost_host_one_line_says_which(text, host):
     lines = said(text).splitlines()
     assert lines[0] == "train  step 3/4" and len(lines) == 2
     assert lines[1].startswith(f"error: training: host {host} of 3 is lost: it was killed or suspended, has failed, or")
+
+
+def test_of_a_host_that_was_started_twice_one_line_says_so():
+    for text, host in ((TWICE, "host 1"), (KICKED, "this host")):
+        lines = said(text).splitlines()
+        assert len(lines) == 1 and lines[0].startswith(f"error: training: {host} of 3 was started twice, or again"), (
+            lines
+        )
 
 
 @pytest.mark.parametrize("text", [OTHER, LEFT, SAVING, "train  step 3/4\n\n", ""])

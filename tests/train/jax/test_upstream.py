@@ -210,6 +210,8 @@ def test_orbax_has_hosts_wait_after_a_read():
     source = inspect.getsource(ocp.Checkpointer.restore)
     assert source.index("_restore(") < source.index("multihost.sync_global_processes(")
     assert "finally" not in source
+    source = inspect.getsource(ocp.CheckpointManager._finalize)  # and of a save, where it has failed, too
+    assert source.index("finally:") < source.index("_save_progress_tracker.set(False)")
 
 
 def test_optax_clips_without_the_epsilon_of_torch():

@@ -22,6 +22,7 @@ ENDS = """
 import json, os, signal, sys, time
 recipe = json.load(sys.stdin)
 assert recipe["train"]["mesh"]["fsdp"] == 2 and os.environ["WORLD_SIZE"] == "2" and sys.argv[2:] == ["--restart"]
+assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 if os.environ["RANK"] == "1":
     print("error: its own reason", file=sys.stderr)
     sys.exit({code})

@@ -11,7 +11,8 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -64,11 +65,15 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
+        # It keeps conversations in the browser, and lets any program on this machine use the user's Hugging Face token.
+        run_history=False,
         app_kwargs={"middleware": [Middleware(Gate, tokens)]},
         footer_links=[],
         theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
         css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"),
     )
+    settings: Any = page.server.config
+    settings.http_protocol_class = partial(open_connection, settings.http_protocol_class)
     tokens += [quote(token, safe="")] if token else []  # from now on: Gradio has asked its own server without one
     weakref.finalize(page, uploads.cleanup)  # at the latest when the process ends
     return f"{url}?{urlencode({'token': token})}" if token else str(url), page
@@ -259,6 +264,21 @@ def draw_turns(voice: ChatModel, turns: Turns) -> str:
     return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
 
 
+def open_connection(protocol: Callable[..., Any], **settings: Any) -> Any:
+    """A connection of uvicorn's, closed where no request comes on it for BODY_S, for which uvicorn waits for ever."""
+    connection = protocol(**settings)
+
+    def close_idle(before: Any) -> None:
+        last = connection.cycle  # a request and its answer
+        if last is before and (last is None or last.response_complete):
+            connection.transport.close()
+        elif not connection.transport.is_closing():
+            asyncio.get_running_loop().call_later(BODY_S, close_idle, last)
+
+    asyncio.get_running_loop().call_later(BODY_S, close_idle, None)
+    return connection
+
+
 class Gate:
     """An ASGI middleware: 403 for who has no business here, 413 for a body of more than MOST_BYTES, 408 for a slow one.
 
@@ -273,7 +293,7 @@ class Gate:
         async def refuse(status: int, line: str) -> None:
             refusal: ASGIApp = WebSocketClose(code=1008)
             if scope["type"] == "http":
-                refusal = PlainTextResponse(f"{line}\n", status, headers={"connection": "close"})
+                refusal = PlainTextResponse(f"{line}\n", status, headers=SAFETY_HEADERS | {"connection": "close"})
             await refusal(scope, receive, send)
 
         if scope["type"] == "lifespan":

@@ -179,17 +179,10 @@ class TunixBackend:
                 ahead, first = 2 if jax.process_count() > 1 else 0, session.done + 1
                 self._feed = self._images.feed(self._batches, rows=self._rows, first=first, ahead=ahead)
                 distributed.raise_on_all_hosts(self._feed.fault)
-            for bucket, inputs in self._inputs.items():
-                arguments = (self.trained, self.moments, self._step.frozen, inputs)
-                compiled = compile_program(self._step.update, arguments, session.stopping, self._run.recipe.train)
-                if compiled is None:
-                    return
-                self._compiled[bucket] = compiled
-            for held_out in filter(None, (self._held_out, self._prompts)):
-                if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
-                    return
-            distributed.raise_on_all_hosts(None)  # all have compiled
+            goes_on = distributed.holds_on_all_hosts(self._compile())
             distributed.note_progress()
+            if not goes_on:
+                return
             self._evaluate(session.done)
             session.start_clock()
             self.trainer.run(update=self._update, finish=self._finish, evaluate=self._evaluate, load=self._load)
@@ -202,6 +195,18 @@ class TunixBackend:
             begun_s = time.monotonic()
             self.checkpoints.wait()
             session.saved(time.monotonic() - begun_s, 0)
+
+    def _compile(self) -> bool:
+        """Whether all programs are there, before this host was told to stop."""
+        stop, train = self._session.stopping, self._run.recipe.train
+        for bucket, inputs in self._inputs.items():
+            arguments = (self.trained, self.moments, self._step.frozen, inputs)
+            compiled = compile_program(self._step.update, arguments, stop, train)
+            if compiled is None:
+                return False
+            self._compiled[bucket] = compiled
+        held_out = filter(None, (self._held_out, self._prompts))
+        return all(each.compile(self._step, stop, train) for each in held_out)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""

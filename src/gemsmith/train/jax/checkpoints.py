@@ -4,6 +4,7 @@ Checksums are computed on the arrays' devices: only eight bytes of each tensor l
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,6 +24,7 @@ from gemsmith.checkpoints import steps as saved_steps
 from gemsmith.errors import CorruptCheckpointError
 from gemsmith.runs.run import Run
 from gemsmith.system.signals import heard_later
+from gemsmith.train.jax.distributed import holds_on_all_hosts
 
 
 def checksums(state: nnx.State) -> dict[str, str]:
@@ -79,7 +81,9 @@ class OrbaxCheckpoints(CheckpointManager):
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
             # Of folders that a full disk refuses, threads would wait 20 minutes to be told that they are there.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            async_options=ocp.options.AsyncOptions(
+                barrier_sync_fn=_wait_for_all_hosts, create_directories_asynchronously=False
+            ),
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
@@ -134,13 +138,19 @@ class OrbaxCheckpoints(CheckpointManager):
     def set_aside(self, step: int) -> str:
         name = saved_steps.set_aside(self._root / str(step), writes=jax.process_index() == 0)
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(name)
+            multihost_utils.sync_global_devices("set aside")  # not by name: one that looks late finds another free
         self._checkpoint_manager.reload()
         return name
 
     def wait(self) -> None:
         """Returns once every save that was begun is complete."""
         self._checkpoint_manager.wait_until_finished()
+
+
+def _wait_for_all_hosts(*, key: str, timeout_ms: int) -> None:
+    """Orbax's own barrier. A host whose save has failed passes it: the others wait at the one before."""
+    if sys.exception() is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _states(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -162,7 +172,7 @@ def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
         result = saved_steps.read_or_damage(read, but=jax.errors.JaxRuntimeError)
     except CorruptCheckpointError as error:
         reason = str(error)
-    if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
+    if not holds_on_all_hosts(not reason):
         reason = reason or "another host cannot read it"
     if reason:
         raise CorruptCheckpointError(reason)

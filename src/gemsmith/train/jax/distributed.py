@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from gemsmith.errors import EngineError, GemsmithError, MachineError, RunError, Terminated, first_line
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
-from gemsmith.system.signals import handling, leave
+from gemsmith.system.signals import handling, heard_later, leave
 from gemsmith.system.version import __version__
 from gemsmith.train.jax.upstream import count_tpu_hosts
 from gemsmith.train.resume import check_consistency
@@ -43,7 +43,7 @@ _LONGEST_SILENCE_S = 3600.0
 LONGEST_STEP_S = 600.0
 _LOOK_S = 5.0  # between two looks
 # What a collective says whose other end is gone.
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "Gloo context init")
 # Where all hosts fail, the first stays as long as the others need to say why: JAX ends them with it.
 _LAST_WORDS_S = 3
 # While JAX waits: Python hears no signal inside it, and there is nothing to save yet.
@@ -66,13 +66,19 @@ def joined_hosts() -> Iterator[None]:
         yield
         return
     threading.Thread(target=_end_with_a_host_that_hangs, daemon=True, name="hosts").start()
+    told: Terminated | None = None
     try:
-        yield
-        # All are here; at its end JAX would wait for the first, which may have other stages, and abort after a while.
-        multihost_utils.sync_global_devices("trained")
-    except Terminated:  # on all hosts
-        jax.distributed.shutdown()
-        raise
+        try:
+            yield
+        except Terminated as error:
+            if not _progress.count:  # the others load or compile, and do not stop
+                raise
+            told = error
+        # All are here, or come; at its end JAX would wait for the first, which may have other stages, and abort after a
+        # while.
+        with heard_later():
+            multihost_utils.sync_global_devices("trained")
+            jax.distributed.shutdown()
     except BaseException as error:
         lost = isinstance(error, jax.errors.JaxRuntimeError) and any(words in str(error) for words in _LOST)
         if lost:
@@ -81,7 +87,8 @@ def joined_hosts() -> Iterator[None]:
         if lost:
             raise EngineError(f"training: another host is lost ({first_line(error)})") from None
         raise
-    jax.distributed.shutdown()
+    if told:
+        raise told
     ctypes.CDLL(None).signal(signal.SIGABRT, signal.SIG_DFL)
     os.dup2(terminal, 2)
     os.close(terminal)
@@ -124,7 +131,10 @@ _progress = SimpleNamespace(count=0, longest_s=_LONGEST_SILENCE_S)
 
 
 def note_progress(*, longest_s: float | None = None) -> None:
-    """Notes that this host has come further, as all do in the same order; from here on it must every `longest_s`."""
+    """Notes that this host has come further, as all do in the same order; from here on it must every `longest_s`.
+
+    From the first time on they stop together, too.
+    """
     _progress.count, _progress.longest_s = _progress.count + 1, longest_s or _progress.longest_s
 
 
@@ -181,6 +191,8 @@ def check_hosts(run: Run) -> None:
     """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:
         return
+    if store := global_state.client:  # before the first collective, in which CPUs wait for 30 s
+        store.wait_at_barrier("gemsmith/loaded", int(_LONGEST_SILENCE_S * 1000))
 
     def gather(own: bytes) -> list[bytes]:
         return [other.tobytes() for other in multihost_utils.process_allgather(np.frombuffer(own, np.uint8))]
@@ -200,6 +212,11 @@ def check_hosts(run: Run) -> None:
             f"{run.checkpoints}: host {int(np.argmin(seen))} does not see what host 0 writes there; set "
             "train.checkpoint_folder to one that all hosts share, or gs://bucket/folder"
         )
+
+
+def holds_on_all_hosts(holds: bool) -> bool:
+    """Whether it holds on every host; all must ask."""
+    return holds if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.bool_(holds)).all())
 
 
 def raise_on_all_hosts(fault: GemsmithError | None, *, saved: str = "") -> None:

@@ -15,6 +15,7 @@ _FIRST = re.compile(
 )
 _PATIENCE_S = 5
 _ABORTS = "Terminating process because the JAX distributed service"
+_TWICE = re.compile(r"(\d+) unexpectedly tried to connect with a different incarnation|a newer incarnation")
 _SILENT = re.compile(r"Task (\d+) heartbeat timeout|stopped sending heartbeats\):\s*(\d+)")
 
 
@@ -34,7 +35,13 @@ def main() -> None:
             sys.stderr.buffer.flush()
     end.cancel()
     text = b"".join(held).decode(errors="replace")
-    if _ABORTS in text and "/RegisterTask" in text:
+    if _ABORTS in text and (twice := _TWICE.search(text)):
+        again = f"host {twice[1]}" if twice[1] else "this host"
+        text = (
+            f"error: training: {again} of {sys.argv[1]} was started twice, or again before the others had ended; start "
+            "each once, with the same command\n"
+        )
+    elif _ABORTS in text and "/RegisterTask" in text:
         text = f"error: training: not all {sys.argv[1]} hosts have come; start each with the same command\n"
     elif _ABORTS in text:
         found = _SILENT.search(text)

@@ -104,7 +104,7 @@ def launch(run: Run, processes: int, *, restart: bool) -> None:
     started: list[subprocess.Popen] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and stop.is_set():
+        if stop.is_insisted_on(number):
             raise KeyboardInterrupt
         stop.ask(number)
         for process in started:
@@ -128,8 +128,9 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
-    env = threads | os.environ | ranks | sizes | places
+    # Of a process that is lost torch logs a stack in C++, as a warning.
+    others = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env = others | os.environ | ranks | sizes | places
     # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
     assert process.stdin is not None, "asked for"
