@@ -25,6 +25,7 @@ for number in range(10):
 store.write("a/1", b"again")
 store.delete("a/2")
 store.delete("never")
+store.write("a/folder/", b"")
 texts = {name: store.read(name).decode() for name in store.names("a/")}
 print(json.dumps({"texts": texts, "gone": store.read("a/2")}))
 """
@@ -42,7 +43,7 @@ def test_a_client_sees_what_it_wrote_whatever_fails(fault_share):
         seen = seen_by_a_client(bucket)
     written = {f"a/{number}": "ab" * number for number in range(10) if number != 2} | {"a/1": "again"}
     assert seen == {"texts": written, "gone": None}
-    assert {name.removeprefix("x/") for name in bucket.objects} == written.keys()
+    assert {name.removeprefix("x/") for name in bucket.objects} == written.keys() | {"a/folder/"}
     assert (bucket.faults.keys() == {*FAULTS}) is (fault_share > 0)
 
 

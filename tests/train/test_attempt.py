@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.checkpoints.folder import open_checkpoint
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import TrainStep
@@ -16,6 +17,7 @@ from gemsmith.runs.run import Run
 from gemsmith.train.resume import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
+from support.cases import each
 
 UPDATES = 20
 NAME = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -41,11 +43,24 @@ def steps(*losses, grad_norm=1.0):
     ]
 
 
+@each("backend", ["tunix", "trl"])
+def test_a_base_that_was_replaced_since_its_rows_were_made_is_told_before_a_step(
+    prepare, broken_base, tmp_path, backend
+):
+    run = prepare(tmp_path / backend, train={"backend": backend})
+    run = replace(run, recipe=run.recipe.model_copy(update={"checkpoint": str(broken_base)}))
+    told = (
+        rf"^checkpoint {broken_base}: has changed since its rows were made; put it back, or start again with: gemsmith"
+    )
+    with pytest.raises(CheckpointError, match=told):
+        train(run)
+    assert not run.checkpoints.exists() or not checkpoint_steps(run.checkpoints)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tunix", "trl"])
 def test_nan_in_the_base_is_named_and_not_blamed_on_the_learning_rate(prepared_run, broken_base, backend):
-    run = prepared_run(train={"backend": backend})
-    run = replace(run, recipe=run.recipe.model_copy(update={"checkpoint": str(broken_base)}))
+    run = prepared_run(train={"backend": backend}, checkpoint=str(broken_base))
     with pytest.raises(CheckpointError) as error:
         train(run)
     place = f"checkpoint {broken_base}: {NAME} in model-00001-of-00001.safetensors"

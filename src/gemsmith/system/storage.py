@@ -50,7 +50,8 @@ class Bucket:
         # The range ends before the first name behind all that begin with the prefix.
         ends = (prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)) if prefix else ()
         found = self._ask(lambda: self._store.list(tensorstore.KvStore.KeyRange(*ends)).result())
-        return sorted(key.decode() for key in found)
+        # One that ends in a slash is how the console and gcsfuse say that there is a folder.
+        return sorted(key.decode() for key in found if not key.endswith(b"/"))
 
     def read(self, name: str, byte_range: slice | None = None) -> bytes | None:
         """The object, or some of its bytes; None where there is no such object."""

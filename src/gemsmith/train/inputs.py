@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, lora_targets, vision_targets
-from gemsmith.checkpoints.folder import Checkpoint
+from gemsmith.arch import ALL_LINEAR, VARIANTS, VISION, Tensor, Variant, lora_targets, vision_targets
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
 from gemsmith.data.batches import EVAL_ROWS, Batches, open_rows
 from gemsmith.data.chat_template import SPECIAL_IDS
@@ -26,8 +26,8 @@ from gemsmith.errors import CheckpointError, GemsmithError, RecipeError
 from gemsmith.images.patches import PatchConfig, Patches, longest_line, read_patching
 from gemsmith.recipe.backends import ANSWER_TOKENS
 from gemsmith.recipe.schema import Data, Lora, Recipe
-from gemsmith.runs.records import SampleAnswer
-from gemsmith.runs.run import Run
+from gemsmith.runs.records import DataRecord, SampleAnswer
+from gemsmith.runs.run import Run, read_record
 from gemsmith.system.files import sha256_file
 
 
@@ -47,6 +47,15 @@ def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = N
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
     a = ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * (1.0 / np.sqrt(inputs))).astype(np.float32)
     return LoraPair(a=a.T, b=np.zeros((outputs, rank), np.float32))
+
+
+def open_base(run: Run) -> Checkpoint:
+    """The checkpoint that is trained. Raises CheckpointError where it is another than when its rows were made."""
+    base = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
+    if read_record(run, DataRecord).provenance.inputs_sha256.get("checkpoint") not in (None, base.fingerprint()):
+        way = f"start again with: gemsmith data {run.path} --force, then: gemsmith train {run.path} --force"
+        raise CheckpointError(f"checkpoint {base.source}: has changed since its rows were made; put it back, or {way}")
+    return base
 
 
 def load_init_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:

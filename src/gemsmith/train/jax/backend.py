@@ -17,8 +17,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
 from gemsmith.errors import MachineError, first_line
@@ -29,7 +28,7 @@ from gemsmith.recipe.backends import LANES
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, start_clock
-from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples
+from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples, open_base
 from gemsmith.train.jax import distributed
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_program, use_compile_cache
@@ -86,7 +85,7 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
     with distributed.joined_hosts():
         distributed.check_accelerator()
         batches = load_batches(run)
-        checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
+        checkpoint = open_base(run)
         mesh = make_mesh(recipe, checkpoint.variant)
         distributed.check_hosts(run)
         with _one_line_errors(run):

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.data.batches import Batches, load_batches, load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
@@ -26,7 +25,7 @@ from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, start_clock
 from gemsmith.system.version import __version__
-from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples
+from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples, open_base
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 from gemsmith.train.torch import model as trl_model
@@ -48,7 +47,7 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     gpus = count_gpus()
     processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
     mesh, batches = trl_mesh(recipe, processes), load_batches(run)
-    checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
+    checkpoint = open_base(run)
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with joined(gpus) as group, _one_line_errors(run), quiet(), warnings.catch_warnings():
