@@ -174,8 +174,12 @@ def with_warmup(run: Run, warmup: int | None) -> Run:
     return Run(path=run.path, recipe=run.recipe.model_copy(update={"optimizer": optimizer}))
 
 
-def test_training_goes_on_with_the_schedule_that_it_began_with(saved):
+def test_training_goes_on_with_the_schedule_and_the_base_that_it_began_with(saved):
     run, metadata = saved(None, 6)
+    assert len(earlier_steps(run, "checkpoints/6", metadata, None)) == 6
+    with pytest.raises(RunError, match=r"^checkpoints/6: was trained from other weights than .* has; put those back"):
+        earlier_steps(run, "checkpoints/6", metadata | {"base_sha256": "0" * 64}, None)  # the rows were made again
+    del metadata["base_sha256"]  # as steps that were saved before it was kept
     assert len(earlier_steps(run, "checkpoints/6", metadata, None)) == 6
 
 

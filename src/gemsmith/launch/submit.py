@@ -168,7 +168,8 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
         raise InputError(f"--yes: is missing, and there is no terminal to ask at; give it to {to}")
     import click
 
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise InputError(f"the answer was no, so nothing was done; answer yes to {to}")
 
 
 def stop(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:

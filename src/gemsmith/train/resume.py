@@ -62,6 +62,7 @@ def checkpoint_metadata(
     return {
         "recipe": stage_keys(run.recipe, "train"),
         "rows_sha256": data.rows_sha256,
+        "base_sha256": data.provenance.inputs_sha256.get("checkpoint"),
         "planned_steps": data.steps,
         "extensions": [extension.model_dump() for extension in extensions],
         "start_adapter_sha256": start_adapter_sha256,
@@ -89,7 +90,7 @@ def earlier_extensions(run: Run, metadata: Mapping[str, Any]) -> list[Extension]
 def earlier_steps(run: Run, place: str, metadata: dict[str, Any], start_adapter_sha256: str | None) -> list[TrainStep]:
     """The steps of earlier attempts up to a checkpoint.
 
-    Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
+    Raises RunError where it was trained with another recipe, base, rows, start or learning rates than the run has now.
     """
     if changes := incompatible_changes(metadata["recipe"], stage_keys(run.recipe, "train")):
         key, (old, new) = next(iter(changes.items()))
@@ -100,12 +101,14 @@ def earlier_steps(run: Run, place: str, metadata: dict[str, Any], start_adapter_
     data = read_record(run, DataRecord)
     again, than = f"back and run: gemsmith data {run.path} --force;", f"than {run.data} holds; put those"
     another = "was trained from another adapter than train.init_adapter holds now; put that one back,"
+    base = data.provenance.inputs_sha256.get("checkpoint")
     checked = {
+        "base_sha256": (base, f"was trained from other weights than {run.recipe.checkpoint} has; put those {again}"),
         "rows_sha256": (data.rows_sha256, f"was trained on other rows {than} of data.train {again}"),
         "eval_rows_sha256": (_eval_rows_sha256(run), f"was evaluated on other rows of data.eval {than} {again}"),
         "start_adapter_sha256": (start_adapter_sha256, another),
     }
-    wrong = [what for name, (now, what) in checked.items() if metadata.get(name) != now]
+    wrong = [what for name, (now, what) in checked.items() if ({"base_sha256": base} | metadata).get(name) != now]
     if (done := len(metadata["steps"])) > data.steps:
         wrong.append(f"is step {done:,} of what is now {data.steps:,}; set train.max_steps or train.epochs back,")
     if wrong:
