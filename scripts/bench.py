@@ -117,7 +117,7 @@ EVERY = {
         code=("train", "export"),
     ),
     "sizes": Benchmark(
-        what="lines in src/gemsmith", number=lambda record: record["now"]["lines"], most=44_500, code=()
+        what="lines in src/gemsmith", number=lambda record: record["now"]["lines"], most=44_700, code=()
     ),
     "splits": Benchmark(what="a gradient's worst error", number=_worst_gradient, most=2e-4, code=("models", "train")),
     "tpu_compile": Benchmark(

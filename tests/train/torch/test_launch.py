@@ -24,7 +24,7 @@ recipe = json.load(sys.stdin)
 assert recipe["train"]["mesh"]["fsdp"] == 2 and os.environ["WORLD_SIZE"] == "2" and sys.argv[2:] == ["--restart"]
 assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 if os.environ["RANK"] == "1":
-    print("error: its own reason", file=sys.stderr)
+    print("of a library\\nerror: its own reason")
     sys.exit({code})
 time.sleep({others_s})
 os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
@@ -34,8 +34,8 @@ os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
 @pytest.mark.parametrize(
     ("code", "others_s", "kind", "expected"),
     [
-        (2, 0, InputError, "process 1 of 2 ended with 2; its reason is above"),
-        (1, 0, EngineError, "process 0 of 2 ended with 1"),
+        (2, 0, InputError, r"process 1 of 2 ended with 2 \(its own reason\); continue with"),
+        (1, 0, EngineError, "process 0 of 2 ended with 1; its reason is above"),
         (143, 0, Terminated, "stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"),
         (130, 0, KeyboardInterrupt, "stopped by Ctrl-C: no step is saved yet; continue with: gemsmith train"),
         (2, 600, InputError, "process 1 of 2 ended with 2"),  # the other waits for it for ever

@@ -35,8 +35,10 @@ def test_a_process_says_why_it_failed_once(prepare, tmp_path, monkeypatch, capsy
             patch.setenv("RANK", rank)
             patch.delenv("WORLD_SIZE", raising=False)
             assert trl_worker.main() == 1
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        said = capsys.readouterr()
+        lines = [line for line in said.err.splitlines() if line.startswith("error")]
         assert "".join(lines).startswith(expected) and bool(lines) == bool(expected)
+        assert ("error: training stopped: step 2 has loss" in said.out) == (rank == "1")  # for whoever started it
 
 
 LAUNCHER = """

@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed
@@ -90,7 +91,7 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
 
 
 def launch(run: Run, processes: int, *, restart: bool) -> None:
-    """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
+    """Returns once so many processes have trained the run. Raises what they ended with; stderr or that has why."""
     command = [*_WORKER, str(run.path), *(["--restart"] if restart else [])]
     by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith", "train", str(run.path)]
     open_console().print(
@@ -110,21 +111,26 @@ def launch(run: Run, processes: int, *, restart: bool) -> None:
         for process in started:
             process.terminate()
 
-    try:
-        started.extend(_start(command, rank, processes, port, recipe) for rank in range(processes))
-        with handling(dict.fromkeys(STOPS, hand_on)):
-            codes = _wait(started, run)
-    except KeyboardInterrupt:
-        raise _stopped(run, signal.SIGINT) from None
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-    _raise_for(codes, run, stop)
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        try:
+            started.extend(_start(command, rank, processes, port, recipe, said) for rank in range(processes))
+            with handling(dict.fromkeys(STOPS, hand_on)):
+                codes = _wait(started, run)
+        except KeyboardInterrupt:
+            raise _stopped(run, signal.SIGINT) from None
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        said.seek(0)
+        reasons = [line.removeprefix("error: ").strip() for line in said if line.startswith("error: ")]
+    _raise_for(codes, run, stop, reasons)
 
 
-def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe: str) -> subprocess.Popen:
+def _start(
+    command: Sequence[str], rank: int, processes: int, port: int, recipe: str, said: IO[str]
+) -> subprocess.Popen:
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
@@ -132,7 +138,8 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
     others = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     env = others | os.environ | ranks | sizes | places
     # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+    out = said if rank else subprocess.DEVNULL
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=out, process_group=0)
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(recipe.encode())
@@ -170,7 +177,7 @@ def _is_suspended(process: subprocess.Popen) -> bool:
         return False
 
 
-def _raise_for(codes: Sequence[int | None], run: Run, stop: Stop) -> None:
+def _raise_for(codes: Sequence[int | None], run: Run, stop: Stop, reasons: Sequence[str]) -> None:
     # One that SIGTERM met before it could save has saved nothing that it had.
     ended = [Terminated.exit_code if code == -signal.SIGTERM else code for code in codes]
     failed = [(rank, code) for rank, code in enumerate(ended) if code != 0]
@@ -186,7 +193,7 @@ def _raise_for(codes: Sequence[int | None], run: Run, stop: Stop) -> None:
         if code == Terminated.exit_code:
             raise _stopped(run, stop.number)
         kind = InputError if code == InputError.exit_code else EngineError
-        how = f"ended with {code}; its reason is above"
+        how = f"ended with {code} ({reasons[0]})" if rank and reasons else f"ended with {code}; its reason is above"
         if code is None:
             how = "hangs, and the others have waited for it in vain"
         elif code < 0:

@@ -17,7 +17,10 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 
 
 def main() -> int:
-    """Trains, and returns the exit code. Why it failed goes to stderr: once where all processes fail alike."""
+    """Trains, and returns the exit code.
+
+    Why it failed goes to stderr; of all but the first process to stdout, which is told where that one did not fail.
+    """
     _end_with_launcher()
     from gemsmith.train.torch.backend import train_with_trl
 
@@ -27,8 +30,8 @@ def main() -> int:
     except Terminated as error:  # whoever started it says so, once for all
         return error.exit_code
     except GemsmithError as error:
-        if rank == "0" or isinstance(error, MachineError):
-            print(escape_control_chars(f"error: {error}"), file=sys.stderr)
+        told = rank == "0" or isinstance(error, MachineError)
+        print(escape_control_chars(f"error: {error}"), file=sys.stderr if told else sys.stdout)
         return error.exit_code
     except RuntimeError as error:
         if not any(words in str(error) for words in _LOST):
