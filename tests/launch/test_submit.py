@@ -5,13 +5,14 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gemsmith.errors import EngineError, InputError, MachineError, Terminated
 from gemsmith.launch.provider import read_launch
 from gemsmith.launch.providers import cloud_run
-from gemsmith.launch.submit import print_files, submit
+from gemsmith.launch.submit import _confirm, print_files, submit
 from gemsmith.system.console import open_console
 from support.fault_points import state
 
@@ -117,3 +118,10 @@ def test_a_folder_with_other_files_is_not_written_into(launched, tmp_path):
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match=r"holds thesis\.txt"):
         print_files(launched(), cloud_run, tmp_path / "out")
+
+
+def test_a_no_is_told_as_one(monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    with pytest.raises(InputError, match=r"^the answer was no, so nothing was done; answer yes to submit$"):
+        _confirm("Spend up to 1.00 USD?", assume_yes=False, to="submit")
