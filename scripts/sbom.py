@@ -43,7 +43,9 @@ def installed(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 def asked(pins: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The same of pins that are not installed, as pip's index says it; nothing is installed."""
-    options = ["--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--python-version", "3.13", "--report", "-"]
+    options = ["--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-"]
+    # For a pin of the last Python alone; a target is asked for beside it, and left as it is.
+    options += ["--python-version", "3.13", "--ignore-requires-python", "--target", str(BUILD)]
     done = subprocess.run([sys.executable, "-m", "pip", "install", *options, *pins], stdout=subprocess.PIPE, check=True)
     every = [item["metadata"] for item in json.loads(done.stdout)["install"]]
     return {_key(each["name"], each["version"]): each for each in every}
