@@ -56,11 +56,12 @@ def calm_adapter(launched, tmp_path_factory) -> str:
     return (made_once(shared_folder(tmp_path_factory) / "calm", make) / "sha256").read_text()
 
 
-# Waits before step sys.argv[1] until the file `goes_on` is there.
+# Waits before step sys.argv[1] until the file `goes_on` is there. What nohup starts ignores SIGHUP, as do its children.
 WAITING = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from gemsmith.data.batches import Batches
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 here, wanted, batch = Path.cwd(), int(sys.argv.pop(1)), Batches.batch
 def waiting(self, step, rows):
     while step == wanted and not (here / "goes_on").exists():
