@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -78,27 +79,27 @@ if SHORT:
 
 
 def write_model(case: Case, folder: Path) -> None:
-    """A checkpoint of random weights, a file a layer, so that little is in memory at once beside the files."""
-    from safetensors.numpy import save_file
-
+    """A checkpoint of random weights, a file a layer, a process a core: 57 GiB in seconds."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(make_config(case.variant, case.dtype)))
-    kind = ml_dtypes.bfloat16 if case.dtype == "bfloat16" else np.dtype(case.dtype)
-    block = np.random.default_rng(0).standard_normal(2**22, np.float32)
     layers: dict[int | None, list[Any]] = {}
     for tensor in text_tensors(case.variant):
         layers.setdefault(tensor.layer, []).append(tensor)
-    places: dict[str, str] = {}
-    for layer, tensors in layers.items():
-        file = f"model-{'words' if layer is None else layer}.safetensors"
-        save_file(
-            {tensor.name: random_weight(tensor, block).astype(kind) for tensor in tensors},
-            folder / file,
-            metadata={"format": "pt"},
-        )
-        places |= {tensor.name: file for tensor in tensors}
+    files = [f"model-{'words' if layer is None else layer}.safetensors" for layer in layers]
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(write_weights, [folder / file for file in files], layers.values(), [case.dtype] * len(files)))
+    places = {tensor.name: file for file, some in zip(files, layers.values(), strict=True) for tensor in some}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     make_tokenizer(folder)
+
+
+def write_weights(file: Path, tensors: list[Any], dtype: str) -> None:
+    from safetensors.numpy import save_file
+
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    block = np.random.default_rng(0).standard_normal(2**22, np.float32)
+    weights = {tensor.name: random_weight(tensor, block).astype(kind) for tensor in tensors}
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def random_weight(tensor: Any, block: np.ndarray) -> np.ndarray:
