@@ -67,7 +67,8 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
     if recipe.train.backend == "trl":
         sentences.append("train.backend trl is taken to need what the JAX backend needs with the same attention.")
     if work.dtype_bytes == 4:
-        sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
+        tpu, gpu = (round(1 / time.FLOAT32_SHARE[kind]) for kind in ("tpu", "gpu"))
+        sentences.append(f"float32 matmuls run at 1/{tpu} of a TPU's bfloat16 peak, and at 1/{gpu} of a GPU's.")
     if work.dequantizes:
         sentences.append("A quantized base is dequantized a layer at a time, in every pass.")
     if work.variant.experts:

@@ -1,3 +1,4 @@
+import re
 from functools import partial
 
 import jax
@@ -119,6 +120,20 @@ def test_rows_count_by_their_tokens(make, mesh):
     tokens[1], segments[1] = 0, 0
     alone = run(step, make_inputs(mesh, tokens=tokens, segments=segments, loss_mask=mask & (segments > 0)))[1]["loss"]
     assert alone == pytest.approx(first, rel=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_products_of_float32_are_not_rounded_on_any_chip(make, mesh, dtype, precision):
+    """By JAX's default TPUs round what goes into them to bfloat16, and GPUs to TF32."""
+    step, inputs = make(train={"dtype": dtype}), make_inputs(mesh)
+    rows = {name: inputs[name] for name in ("tokens", "segments", "positions", "loss_mask")}
+    for lowered in (
+        step.update.lower(step.trained, step.moments, step.frozen, inputs),
+        step.evaluate.lower(step.trained, step.frozen, rows),
+        step.next_tokens.lower(step.trained, step.frozen, rows),
+    ):
+        products = re.findall(r"dot_general .*precision = \[(\w+), (\w+)\]", lowered.as_text())
+        assert len(products) > 10 and {each for pair in products for each in pair} == {precision}
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from gemsmith.recipe.schema import Mesh
 
 ATTENTION_SHARE = 0.7
 """Attention kernels reach this much of the share that matmuls reach; splash is assumed to reach 50 % of v5p's peak."""
-FLOAT32_SHARE = 0.5
-"""Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalog is float32's already."""
+FLOAT32_SHARE = {"tpu": 1 / 6, "gpu": 1 / 15, "cpu": 1.0}
+"""Of the bfloat16 peak: a TPU takes six products for one; a GPU leaves its tensor cores, which an H100's others have a
+fifteenth of, an L4's a fourth. A processor's peak in the catalog is float32's already."""
 OPTIMIZER_PASSES = 7
 """Times that AdamW reads or writes as much as the adapters: parameter, gradient, two moments in, three of them out."""
 MEASURED_WITHIN = 1.15
@@ -53,7 +54,7 @@ def step_time(work: StepCost, machine: Machine, mesh: Mesh) -> StepTime:
     filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
     matmul += filled * work.rows * work.images.row_flops if work.images else 0.0
-    share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
+    share = FLOAT32_SHARE[chip.kind] if work.dtype_bytes == 4 else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
     hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
     interconnect_s = 0.0
