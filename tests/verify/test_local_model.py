@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import gemsmith
@@ -43,7 +42,7 @@ def test_images_are_where_a_row_has_them(photo_run, tmp_path):
     soft = int(inputs["mm_token_type_ids"].sum())
     assert soft == int((inputs["image_position_ids"][..., 0] >= 0).sum()) // model.patching.per_token
     assert inputs["pixel_values"].shape[0] == 2
-    assert all(np.array_equal(inputs[name], seen[1][name]) for name in ("input_ids", "pixel_values"))
+    assert all(inputs[name].equal(seen[1][name]) for name in ("input_ids", "pixel_values"))
     with pytest.raises(DataError, match=r"^generate: an image does not exist"):
         model.generate("Which?", [wide, tmp_path / "none.png"])
     with pytest.raises(DataError, match=r"holds <turn\|>, a control token"):

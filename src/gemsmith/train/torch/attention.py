@@ -22,7 +22,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Short documents share a block, under a mask: a kernel for each would cost more to start than to run.
 _BLOCK = 512
-# The widest head of torch's flash kernel; beyond it torch takes a kernel that cannot share keys among heads.
+# The widest head of torch's flash kernel, which takes no float32; else torch's kernel cannot share keys among heads.
 _FLASH_HEAD_DIM = 256
 
 
@@ -151,7 +151,7 @@ def _attend(
 
 
 def _shares_keys(query: torch.Tensor) -> bool:
-    return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
+    return query.is_cuda and query.dtype != torch.float32 and query.shape[-1] <= _FLASH_HEAD_DIM
 
 
 def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[AttentionBlock]:
