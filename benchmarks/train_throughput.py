@@ -30,7 +30,7 @@ import numpy as np
 
 from data_throughput import write_rows
 from gemsmith import __version__
-from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
+from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.hardware import load_catalog
 from gemsmith.runs.run import host_info
@@ -83,7 +83,7 @@ def write_model(case: Case, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(make_config(case.variant, case.dtype)))
     layers: dict[int | None, list[Any]] = {}
-    for tensor in text_tensors(case.variant):
+    for tensor in (*text_tensors(case.variant), *vision_tensors(case.variant)):
         layers.setdefault(tensor.layer, []).append(tensor)
     files = [f"model-{'words' if layer is None else layer}.safetensors" for layer in layers]
     with ProcessPoolExecutor() as pool:

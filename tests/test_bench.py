@@ -1,10 +1,17 @@
 """`make bench` holds every benchmark against a bound, and `make check` names the records that are old."""
 
+import importlib
 import json
 import runpy
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints.folder import open_checkpoint
+from tiny_checkpoints import with_vision
 
 ROOT = Path(__file__).parents[1]
 NO_BENCHMARKS = {"short"}
@@ -66,3 +73,19 @@ def test_records_of_other_versions_and_older_than_their_code_are_warnings(bench,
         "warning: own.json: measured with numpy 0.1 (locked: 2.4); run its benchmark again",
         "warning: own.json: older than src/gemsmith/data; run its benchmark again",
     ]
+
+
+@pytest.mark.slow
+def test_the_weights_that_a_gpu_is_timed_with_are_all_that_training_asks_for(monkeypatch, tmp_path):
+    import torch
+
+    from gemsmith.train.torch.model import load_base
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    throughput = importlib.import_module("train_throughput")
+    monkeypatch.setattr(throughput, "ProcessPoolExecutor", ThreadPoolExecutor)  # JAX warns where it is forked
+    case = replace(throughput.GPU, variant=with_vision(find_variant("tiny-12b")))
+    throughput.write_model(case, tmp_path / "base")
+    recipe = throughput.recipe_of(case, "trl", tmp_path / "base", tmp_path / "rows.jsonl")
+    base = load_base(recipe, open_checkpoint(str(tmp_path / "base")), "documents", torch.device("cpu"), vision=False)
+    assert not any(weight.is_meta for weight in base.parameters())
