@@ -1,6 +1,7 @@
 """The same recipe on both backends, fp32 on CPU: the same batches, first loss, loss curve and adapters."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path):
     checkpoint = even_checkpoint("tiny-31b")
     one = trained("tunix", checkpoint, tmp_path / "tunix")
     assert_alike(one, trained("trl", checkpoint, tmp_path / "trl", attention="sdpa"))
+
+
+def test_the_kept_training_on_a_gpu_has_the_losses_of_the_one_in_jax_on_a_cpu():
+    records = Path(__file__).parents[3] / "benchmarks" / "records"
+    ours, theirs = (json.loads((records / name / "train.json").read_text()) for name in ("demo", "demo_h200"))
+    assert (ours["backend"], theirs["backend"], theirs["machine"]) == ("tunix", "trl", "1xh200")
+    errors = [abs(b["loss"] / a["loss"] - 1) for a, b in zip(ours["steps"], theirs["steps"], strict=True)]
+    assert max(errors[:10]) < 1e-6 and max(errors[:50]) < 1e-4 and max(errors) < 0.02
 
 
 def write_rows_with_images(folder):
