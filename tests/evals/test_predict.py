@@ -113,6 +113,23 @@ def test_the_server_has_room_for_the_longest_prompt_and_answer(
         predict_run(run, rows, tmp_path / "b.jsonl", sampling=SamplingParams(max_tokens=4000))
 
 
+def test_a_key_that_ends_meanwhile_is_told_at_once_and_answers_are_kept(hostile: Hostile, tmp_path: Path) -> None:
+    rows, out = (
+        write_rows(tmp_path / "r.jsonl", [{"prompt": str(number)} for number in range(50)]),
+        tmp_path / "o.jsonl",
+    )
+    hostile.deed = lambda asked: echo(asked) if len(hostile.asked) <= 10 else (401, b"expired")
+    with pytest.raises(
+        InputError, match=r"refuses a request with http 401 \(expired\); earlier answers are kept: set "
+    ):
+        predict_url(hostile.url, rows, out, sampling=GREEDY)
+    assert len(hostile.asked) < 50
+    hostile.deed = echo
+    hostile.asked.clear()
+    assert predict_url(hostile.url, rows, out, sampling=GREEDY).failed == {}
+    assert len(hostile.asked) == 40
+
+
 def test_failed_rows_are_counted_and_asked_for_again(
     hostile: Hostile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gemsmith.errors import EngineError
+from gemsmith.errors import EngineError, InputError
 from gemsmith.serve.client.chat import Failure, read_object
-from gemsmith.serve.client.endpoint import WAITS_S, AnyServer, ask_whole, retry_after_s
+from gemsmith.serve.client.endpoint import KEY_VARIABLES, WAITS_S, AnyServer, ask_whole, retry_after_s
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import client_options
 from gemsmith.system.signals import handling
@@ -51,9 +51,10 @@ def ask_all(
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
     A request is taken when there is room for it, so that those of an iterator are made one by one. Ends at once at
-    Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A request that cannot
-    connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a call of `retried` with
-    its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one that takes too long not.
+    Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died, InputError where it
+    asks for another key. A request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few
+    times, each after a call of `retried` with its index and the reason, and no sooner than a Retry-After of at most
+    MOST_WAIT_S says; one that takes too long not.
     """
     numbered = iter(enumerate(requests))
 
@@ -68,6 +69,11 @@ def ask_all(
                     break
                 retried(number, found.reason)
                 await asyncio.sleep(max(wait_s, asked_s))
+            if isinstance(found, Failure) and found.reason == "http 401":  # as all that are still to be asked
+                raise InputError(
+                    f"{server.url} refuses a request with {found.reason} ({found.detail}); earlier answers are kept: "
+                    f"set ${' or $'.join(KEY_VARIABLES)}, and run the same command again"
+                )
             heard(number, found)
 
     async def ask() -> None:
