@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 
 from gemsmith.errors import EngineError, InputError
-from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.client.chat import Failure, excerpt, read_object
 from gemsmith.serve.client.endpoint import KEY_VARIABLES, WAITS_S, AnyServer, ask_whole, retry_after_s
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import client_options
@@ -69,11 +69,6 @@ def ask_all(
                     break
                 retried(number, found.reason)
                 await asyncio.sleep(max(wait_s, asked_s))
-            if isinstance(found, Failure) and found.reason == "http 401":  # as all that are still to be asked
-                raise InputError(
-                    f"{server.url} refuses a request with {found.reason} ({found.detail}); earlier answers are kept: "
-                    f"set ${' or $'.join(KEY_VARIABLES)}, and run the same command again"
-                )
             heard(number, found)
 
     async def ask() -> None:
@@ -130,6 +125,11 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
         return Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), 0.0
     except httpx.HTTPError as error:
         return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), 0.0
+    if response.status_code == 401:  # as all that are still to be asked
+        raise InputError(
+            f"{client.base_url} refuses a request with http 401 ({excerpt(response.content)}); earlier answers are "
+            f"kept: set ${' or $'.join(KEY_VARIABLES)}, and run the same command again"
+        )
     may_pass = response.status_code == 429 or response.status_code >= 500
     return read_object(response.status_code, response.content), retry_after_s(response) if may_pass else None
 
