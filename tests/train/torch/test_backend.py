@@ -21,6 +21,7 @@ from gemsmith.runs.run import is_up_to_date
 from gemsmith.train.stage import train
 from gemsmith.train.torch.checkpoints import PeftCheckpoints
 from gemsmith.train.torch.model import load_base, nf4_config
+from gemsmith.train.torch.trainer import TrlTrainer
 from gemsmith.verify.stage import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
@@ -232,6 +233,25 @@ def test_what_the_backend_has_not_is_one_line(prepared_run, gemsmith, keys, expe
     code, _, err = gemsmith("train", run.path, "--set", keys)
     assert code == 2 and err.splitlines()[-1].startswith(
         f"error: {expected or 'train.attention: sdpa was given, train.backend tunix has'}"
+    )
+
+
+def test_full_memory_of_a_gpu_is_one_line_with_what_to_lower(prepared_run, gemsmith, monkeypatch):
+    """The words are those of torch 2.11 on an H200."""
+    said = (
+        "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 130.86 GiB "
+        "is free. Including non-PyTorch memory, this process has 792.00 MiB memory in use. Process 6 has 5.1 GiB in use."
+    )
+
+    def step(*_, **__):
+        raise torch.OutOfMemoryError(said)
+
+    monkeypatch.setattr(TrlTrainer, "compute_loss", step)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    code, _, err = gemsmith("train", prepared_run(train=BACKEND).path)
+    assert code == 2 and err.splitlines()[-1].startswith(
+        "error: out of memory on NVIDIA H200: Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of "
+        "which 130.86 GiB is free; raise train.gradient_accumulation_steps, lower train.global_batch_size or "
     )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import resource
 import time
 import warnings
@@ -208,8 +209,9 @@ def _one_line_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        what, *_ = re.split(r" (?:Including|Process) ", last_line(error).removeprefix("CUDA out of memory. "))
         raise MachineError(
-            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise "
+            f"out of memory on {torch.cuda.get_device_name()}: {what.rstrip('.')}; raise "
             "train.gradient_accumulation_steps, lower train.global_batch_size or data.max_length, or set "
             "train.remat to layer"
         ) from None
