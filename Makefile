@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demos demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom audit bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demos demo-launch test test-slow test-faults test-faults-long test-gpu test-install test-vllm fuzz sbom audit bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -17,6 +17,7 @@ help:
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; with IMAGES=1 one with images"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
+	@echo "make test-gpu   those of training with TRL, which take a GPU where there is one"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
 	@echo "make fuzz       damaged files of each kind, for FUZZ_SECONDS=60: each is read, or refused in one line"
 	@echo "make sbom       what the environments and images are made of (CycloneDX), and its licenses, into build"
@@ -86,6 +87,11 @@ test-faults: env
 
 test-faults-long: env
 	LONG_RUN_STEPS=5000 VLLM_STARTS=25 $(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
+
+# Several processes need as many GPUs: tests/train/torch/test_processes.py is for a machine with two.
+test-gpu: env
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/train tests/verify tests/checkpoints/test_held.py -n 8 -m "not (vllm or faults or faults_long)" \
+		--ignore tests/train/jax --ignore tests/train/torch/test_processes.py -k "torch or trl or both_backends or verify or bitsandbytes"
 
 test-install: env
 	$(BIN)/python -m pytest -m install

@@ -240,7 +240,7 @@ def test_full_memory_of_a_gpu_is_one_line_with_what_to_lower(prepared_run, gemsm
     """The words are those of torch 2.11 on an H200."""
     said = (
         "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 130.86 GiB "
-        "is free. Including non-PyTorch memory, this process has 792.00 MiB memory in use. Process 6 has 5.1 GiB in use."
+        "is free. Including non-PyTorch memory, this process has 792.00 MiB memory in use. Process 6 has 5 GiB in use."
     )
 
     def step(*_, **__):
