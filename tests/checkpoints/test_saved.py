@@ -1,6 +1,5 @@
 import contextlib
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -61,7 +60,7 @@ def test_ctrl_c_while_a_step_is_read_is_not_its_damage():
 
     def read():
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             time.sleep(0.05)
         except BaseException as error:
             raise Exception("Encountered error while reading array") from error

@@ -1,5 +1,4 @@
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -103,7 +102,7 @@ def send(cpu_s, times=1):
         while time.process_time() < end_s:
             time.sleep(0.01)
         for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             time.sleep(0.01)
     threading.Timer(0.3, kill).start()
 with attempt.stop_on_signals(stop):
@@ -114,7 +113,7 @@ with attempt.stop_on_signals(stop):
         send({cpu_s})
         {step}
     except KeyboardInterrupt:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         time.sleep(0.1)
         print("second", flush=True)
 """
@@ -144,7 +143,7 @@ def test_sigterm_sets_the_stop_however_often_it_comes():
     stop = Stop()
     with stop_on_signals(stop):
         for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         assert stop.wait(60)
     assert stop.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

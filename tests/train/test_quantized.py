@@ -1,6 +1,5 @@
 """Training on a base of codes: it learns, stops and resumes as any other."""
 
-import os
 import signal
 
 import jax
@@ -26,7 +25,7 @@ def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, 
 
     def stop(self, step, rows):
         if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return batch(self, step, rows)
 
     with monkeypatch.context() as patch:

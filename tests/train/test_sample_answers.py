@@ -1,6 +1,5 @@
 """What the model answers to held-out prompts while it trains: transformers' greedy answers, and no step sees them."""
 
-import os
 import signal
 import struct
 from dataclasses import replace
@@ -152,7 +151,7 @@ def test_a_run_that_is_stopped_in_an_answer_has_the_same_ones_once_it_goes_on(
     keys = {"backend": whole.recipe.train.backend, "eval_steps": 4, "sample_answers": 3, "save_steps": 3}
     run = prepared_run(data=EVAL, train=keys)
     with monkeypatch.context() as patch, pytest.raises(Terminated, match="step 4 is saved"):
-        stops_in_the_answers(patch, tells=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        stops_in_the_answers(patch, tells=lambda: signal.raise_signal(signal.SIGTERM))
         train(run)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stops_in_the_answers(patch, tells=interrupted)

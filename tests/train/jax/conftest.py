@@ -1,6 +1,5 @@
 """A run that nothing stopped, what its checkpoints hold, and runs that something stops."""
 
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -23,7 +22,7 @@ def interrupt() -> Callable[..., None]:
         def interrupted(self, step, rows):
             if step == at:
                 if isinstance(by, signal.Signals):
-                    os.kill(os.getpid(), by)
+                    signal.raise_signal(by)
                 else:
                     raise by
             return batch(self, step, rows)

@@ -56,7 +56,7 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
 
     def interrupted(self, step, *args, **options):
         if step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         ended.append((step, save(self, step, *args, **options)))
         return ended[-1][1]
 

@@ -33,7 +33,7 @@ def interrupt(monkeypatch, *, at, by):
     def interrupted(self, step):
         if step == at:
             if isinstance(by, signal.Signals):
-                os.kill(os.getpid(), by)
+                signal.raise_signal(by)
             else:
                 raise by
         return batch(self, step)
