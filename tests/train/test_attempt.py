@@ -1,4 +1,5 @@
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -102,7 +103,7 @@ def send(cpu_s, times=1):
         while time.process_time() < end_s:
             time.sleep(0.01)
         for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
     threading.Timer(0.3, kill).start()
 with attempt.stop_on_signals(stop):
@@ -113,7 +114,7 @@ with attempt.stop_on_signals(stop):
         send({cpu_s})
         {step}
     except KeyboardInterrupt:
-        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
         print("second", flush=True)
 """
@@ -143,7 +144,7 @@ def test_sigterm_sets_the_stop_however_often_it_comes():
     stop = Stop()
     with stop_on_signals(stop):
         for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(60)
     assert stop.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

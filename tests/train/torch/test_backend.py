@@ -55,7 +55,8 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, re
     assert record.adapted == {"q": 2, "k": 2, "v": 1, "o": 2, "gate": 2, "up": 2, "down": 2}
     assert record.last_checkpoint == "checkpoints/6"
     assert record.mesh == {"replica": 1, "fsdp": 1, "sequence": 1, "tp": 1}
-    kernel = "efficient" if record.provenance.machine.accelerators else "flash"  # a GPU's flash kernel takes no float32
+    gpu = bool(record.provenance.machine.accelerators)
+    kernel = "efficient" if gpu else "flash"  # a GPU's flash kernel takes no float32
     assert record.attention == {
         "sliding_attention": f"documents: torch's {kernel}_attention kernel, head_dim 16",
         "full_attention": f"documents: torch's {kernel}_attention kernel, head_dim 32",
@@ -64,7 +65,7 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, re
     assert record.trained_parameters == sum(pair.a.size + pair.b.size for pair in adapter.modules.values())
     assert record.saves is not None and record.saves.number == 3 and record.saves.s > 0
     assert 3 * 12 * record.trained_parameters <= record.saves.bytes < 3 * 12 * record.trained_parameters + 1000
-    assert record.peak_memory_bytes > 1e7 and record.real_tokens_per_s > 0
+    assert record.peak_memory_bytes > (1e7 if gpu else 1e8) and record.real_tokens_per_s > 0
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["2", "4", "6"]
     events = read_events(run)
     assert events["train/loss"] == {step.step: pytest.approx(step.loss) for step in record.steps}

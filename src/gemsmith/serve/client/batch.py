@@ -113,7 +113,10 @@ def ask_each(
 
 
 async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, float | None]:
-    """What one try finds, and how long the server asks to be left alone; None where another would find the same."""
+    """What one try finds, and how long the server asks to be left alone; None where another would find the same.
+
+    Raises InputError where the server asks for another key.
+    """
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
